@@ -1,0 +1,1 @@
+"""Environments bundled with mrgym; make them by id, e.g. ``mrgym.make("math_multi_reward")``."""

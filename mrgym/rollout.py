@@ -1,0 +1,331 @@
+"""Rollouts: what happened on a task, with scores, and the loop that makes groups of them."""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+
+from mrgym.components import ComponentSet
+from mrgym.errors import RolloutError, ScoreError
+from mrgym.sampler import Completion, Prompt, Sampler, SamplingParams
+from mrgym.scoring import InlineScorer, Scorer, Status
+from mrgym.spaces import Message
+from mrgym.tasks import Task
+from mrgym.text import State, TextEnv, TurnOutcome
+
+__all__ = [
+    "Group",
+    "OnScoreError",
+    "Rollout",
+    "Turn",
+    "check_error_rate",
+    "run_group",
+    "run_groups",
+]
+
+SCHEMA_VERSION = 1
+OnScoreError: TypeAlias = Literal["mask", "raise", "floor"]
+
+
+class Turn(msgspec.Struct):
+    """One turn of a rollout.
+
+    Attributes:
+        prompt: Text the policy was given for this turn.
+        completion: Text it answered.
+        stop_reason: ``"stop"`` or ``"length"``.
+        scores: Scores of this turn by component, as far as measured.
+    """
+
+    prompt: str
+    completion: str
+    stop_reason: str = "stop"
+    scores: dict[str, float] = {}
+
+
+class Rollout(msgspec.Struct):
+    """All turns on one task, with the episode's scores.
+
+    ``token_ids``, ``loss_mask`` and ``sampler_logprobs`` have one entry a token after the first
+    prompt; the mask is true exactly where a token was sampled (elsewhere its log-probability
+    reads 0). They are empty when the sampler works on text alone.
+
+    Attributes:
+        task_id: The task.
+        group: Id of the group it belongs to.
+        index: Position in the group.
+        components: Score by component after gates; empty when the rollout was not scored.
+        raw_components: Score by component before gates.
+        reward: Plain sum of ``components``.
+        status: ``"ok"``, ``"error"`` or ``"timeout"``.
+        error: What went wrong.
+        terminated: Whether the task ended the episode.
+        truncated: Whether a limit ended it.
+        turns: The turns, as text.
+        answer: The task's gold answer, for reading.
+        prompt_token_ids: Tokens of the first prompt.
+        token_ids: Tokens after it: completions, and the environment's answers between them.
+        loss_mask: Which of ``token_ids`` were sampled.
+        sampler_logprobs: The sampler's log-probability of each sampled token.
+        policy_version: Version of the weights that sampled it.
+        step: Training step it belongs to, if any.
+        advantage: Final advantage, once computed.
+        component_advantages: Advantage by component, before weights.
+        schema: Version of this record's layout.
+    """
+
+    task_id: str
+    group: int
+    index: int
+    components: dict[str, float] = {}
+    raw_components: dict[str, float] = {}
+    reward: float = 0.0
+    status: Status = "ok"
+    error: str | None = None
+    terminated: bool = False
+    truncated: bool = False
+    turns: list[Turn] = []
+    answer: Any = None
+    prompt_token_ids: list[int] = []
+    token_ids: list[int] = []
+    loss_mask: list[bool] = []
+    sampler_logprobs: list[float] = []
+    policy_version: int = 0
+    step: int | None = None
+    advantage: float | None = None
+    component_advantages: dict[str, float] | None = None
+    schema: int = SCHEMA_VERSION
+
+    @property
+    def valid(self) -> bool:
+        """Whether the rollout has scores that may be learned from."""
+        return self.status == "ok" or bool(self.components)
+
+    @property
+    def completion_length(self) -> int:
+        """Number of sampled tokens."""
+        return sum(self.loss_mask)
+
+
+class Group(msgspec.Struct):
+    """Rollouts of one task, drawn together.
+
+    Attributes:
+        group: Its id.
+        task_id: The task.
+        rollouts: The rollouts, in order.
+    """
+
+    group: int
+    task_id: str
+    rollouts: list[Rollout]
+
+
+@dataclass(slots=True)
+class _Episode:
+    """A rollout in the making."""
+
+    state: State
+    prompt: Prompt
+    rollout: Rollout
+    said: str
+    """What the policy was told since its last turn."""
+
+
+def run_group(
+    env: TextEnv, sampler: Sampler, task: Task, n: int, params: SamplingParams, **options: Any
+) -> Group:
+    """Return ``n`` rollouts of one task; see :func:`run_groups`."""
+    return run_groups(env, sampler, [task], n, params, **options)[0]
+
+
+def run_groups(
+    env: TextEnv,
+    sampler: Sampler,
+    tasks: Sequence[Task],
+    n: int,
+    params: SamplingParams,
+    *,
+    scorer: Scorer | None = None,
+    first_group: int = 0,
+    on_score_error: OnScoreError = "mask",
+    seed: int = 0,
+) -> list[Group]:
+    """Return ``n`` scored rollouts of every task, single-turn and multi-turn alike.
+
+    Args:
+        env: The environment.
+        sampler: Where completions come from.
+        tasks: One group is made of each.
+        n: Rollouts a group.
+        params: How to sample.
+        scorer: Where score functions run; here by default.
+        first_group: Id of the first group; the others count on from it.
+        on_score_error: What becomes of a rollout whose scoring failed: ``"mask"`` leaves it
+            unscored and invalid, ``"floor"`` gives every component its least score, ``"raise"``
+            stops.
+        seed: Seeds the episodes' own random numbers (the same within a group).
+
+    Raises:
+        SamplerError: From the sampler, as it is.
+        RewardContractError: If a score breaks the contract.
+        ScoreError: With ``"raise"``, when a score function failed.
+        RolloutError: With ``"floor"``, if a component has no finite least score.
+    """
+    scorer = scorer or InlineScorer()
+    prompts = [_encoded(env.prompt_for(task), sampler) for task in tasks]
+    sampled = sampler.sample(prompts, n, params)
+    _check_counts(sampled, len(tasks), n)
+    live = [
+        _begin(env, task, prompt, first_group + g, index, seed)
+        for g, (task, prompt) in enumerate(zip(tasks, prompts, strict=True))
+        for index in range(n)
+    ]
+    episodes, completions = live, [c for group in sampled for c in group]
+    while live:
+        live = _play(env, scorer, live, completions, sampler, on_score_error)
+        if live:
+            answers = sampler.sample([episode.prompt for episode in live], 1, params)
+            _check_counts(answers, len(live), 1)
+            completions = [answer[0] for answer in answers]
+    return [
+        Group(first_group + g, task.id, [e.rollout for e in episodes[g * n : (g + 1) * n]])
+        for g, task in enumerate(tasks)
+    ]
+
+
+def check_error_rate(groups: Iterable[Group], ceiling: float) -> float:
+    """Return the share of rollouts whose scoring failed.
+
+    Raises:
+        ScoreError: If it is above ``ceiling``; names the most frequent causes.
+    """
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    failed = [r for r in rollouts if r.status != "ok"]
+    rate = len(failed) / len(rollouts) if rollouts else 0.0
+    if rate > ceiling:
+        causes = Counter(r.error for r in failed).most_common(3)
+        listed = ", ".join(f"{count} x {cause}" for cause, count in causes)
+        raise ScoreError(
+            f"scoring: got {len(failed)} failures in {len(rollouts)} rollouts ({listed}), expected "
+            f"at most {ceiling:.0%}; mend the score function or raise max_error_rate"
+        )
+    return rate
+
+
+def _begin(env: TextEnv, task: Task, prompt: Prompt, group: int, index: int, seed: int) -> _Episode:
+    rng = np.random.default_rng([seed, zlib.crc32(task.id.encode())])
+    rollout = Rollout(
+        task.id, group, index, answer=task.answer, prompt_token_ids=list(prompt.token_ids)
+    )
+    return _Episode(env.start(task, rng), prompt, rollout, prompt.text)
+
+
+def _play(
+    env: TextEnv,
+    scorer: Scorer,
+    live: list[_Episode],
+    completions: Sequence[Completion],
+    sampler: Sampler,
+    on_score_error: OnScoreError,
+) -> list[_Episode]:
+    """Advance all live episodes by a turn and return those that go on."""
+    outcomes = env.play_turn([episode.state for episode in live], completions, scorer)
+    going_on = []
+    for episode, completion, outcome in zip(live, completions, outcomes, strict=True):
+        _record_turn(episode, completion)
+        if outcome.over:
+            _finish(env, episode.rollout, outcome, on_score_error)
+        else:
+            _continue(episode, completion, outcome.answers, sampler)
+            going_on.append(episode)
+    return going_on
+
+
+def _record_turn(episode: _Episode, completion: Completion) -> None:
+    rollout = episode.rollout
+    scores = episode.state.turn_scores[-1] if episode.state.turn_scores else {}
+    shown = {k: float(v) for k, v in scores.items() if isinstance(v, (int, float))}
+    turn = Turn(episode.said, completion.text, completion.stop_reason, shown)
+    rollout.turns = [*rollout.turns, turn]
+    rollout.token_ids = [*rollout.token_ids, *completion.token_ids]
+    rollout.loss_mask = [*rollout.loss_mask, *(True for _ in completion.token_ids)]
+    rollout.sampler_logprobs = [*rollout.sampler_logprobs, *completion.sampler_logprobs]
+    rollout.policy_version = completion.policy_version
+    if len(rollout.sampler_logprobs) != len(rollout.token_ids):
+        raise RolloutError(
+            f"task {rollout.task_id}: got {len(completion.sampler_logprobs)} log-probabilities for "
+            f"{len(completion.token_ids)} tokens, expected as many; mend the sampler"
+        )
+
+
+def _continue(
+    episode: _Episode, completion: Completion, answers: Sequence[Message], sampler: Sampler
+) -> None:
+    prompt, rollout = episode.prompt, episode.rollout
+    episode.said = "\n".join(m["content"] for m in answers)
+    token_ids: list[int] = []
+    if sampler.codec is not None:
+        reply = sampler.codec.reply(prompt, answers)
+        rollout.token_ids = [*rollout.token_ids, *reply]
+        rollout.loss_mask = [*rollout.loss_mask, *(False for _ in reply)]
+        rollout.sampler_logprobs = [*rollout.sampler_logprobs, *(0.0 for _ in reply)]
+        token_ids = [*rollout.prompt_token_ids, *rollout.token_ids]
+    episode.prompt = msgspec.structs.replace(
+        prompt,
+        text=f"{prompt.text}{completion.text}\n{episode.said}\n",
+        messages=list(episode.state.messages),
+        token_ids=token_ids,
+    )
+
+
+def _finish(
+    env: TextEnv, rollout: Rollout, outcome: TurnOutcome, on_score_error: OnScoreError
+) -> None:
+    rollout.terminated, rollout.truncated = outcome.terminated, outcome.truncated
+    rollout.status, rollout.error = outcome.status, outcome.error
+    if outcome.vector is not None:
+        rollout.components = outcome.vector.values
+        rollout.raw_components = outcome.vector.raw
+        rollout.reward = outcome.vector.reward
+    elif on_score_error == "raise":
+        raise ScoreError(
+            f"{env.contract_name}, task {rollout.task_id}: got {outcome.status} from "
+            f"{outcome.error}, expected scores; mend the score function or set "
+            "on_score_error='mask'"
+        )
+    elif on_score_error == "floor":
+        rollout.components = _floor(env.components)
+        rollout.raw_components = dict(rollout.components)
+        rollout.reward = sum(rollout.components.values())
+
+
+def _floor(declared: ComponentSet) -> dict[str, float]:
+    unbounded = [name for name, c in declared.items() if not np.isfinite(c.low)]
+    if unbounded:
+        raise RolloutError(
+            f"on_score_error='floor': got components without a finite low {unbounded}, expected "
+            "all to have one; declare low=... or use 'mask'"
+        )
+    return {name: float(component.low) for name, component in declared.items()}
+
+
+def _encoded(prompt: Prompt, sampler: Sampler) -> Prompt:
+    if sampler.codec is None or prompt.token_ids:
+        return prompt
+    return msgspec.structs.replace(prompt, token_ids=sampler.codec.start(prompt))
+
+
+def _check_counts(sampled: Sequence[Sequence[Completion]], prompts: int, n: int) -> None:
+    counts = {len(group) for group in sampled}
+    if len(sampled) != prompts or counts - {n}:
+        raise RolloutError(
+            f"sampler: got {len(sampled)} prompts with {sorted(counts)} completions, expected "
+            f"{prompts} with {n}; mend the sampler"
+        )
