@@ -81,11 +81,22 @@ class Gate:
         on: Name of the component that is looked at.
         at_least: The least score of ``on`` that opens the gate.
         otherwise: The score while the gate is shut; must lie in the gated component's range.
+
+    Raises:
+        RewardDefinitionError: If a value is not a number, or ``otherwise`` is infinite.
     """
 
     on: str
     at_least: float
     otherwise: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_numbers("Gate", at_least=self.at_least, otherwise=self.otherwise)
+        if not isfinite(self.otherwise):
+            raise RewardDefinitionError(
+                f"Gate: got otherwise={self.otherwise}, expected a finite number; "
+                "leave it out for 0"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +126,13 @@ class Component:
     doc: str = ""
 
     def __post_init__(self) -> None:
-        if math.isnan(self.low) or math.isnan(self.high) or self.low > self.high:
+        _check_numbers("Component", low=self.low, high=self.high, weight=self.weight)
+        if self.low > self.high:
             raise RewardDefinitionError(
                 f"Component: got low={self.low}, high={self.high}, expected low <= high; "
                 "give the least score first"
             )
-        if not math.isfinite(self.weight):
+        if not isfinite(self.weight):
             raise RewardDefinitionError(
                 f"Component: got weight={self.weight}, expected a finite number; "
                 "leave it out for a weight of 1"
@@ -138,7 +150,8 @@ class RewardVector:
 
     Attributes:
         values: Score by component after gates, in declared order; an abstention has no key.
-        raw: Score by component before gates, same keys.
+        raw: Score by component before gates; holds what abstained only because its gate's
+            condition did, too.
         reward: The plain sum, ``math.fsum(values.values())``.
     """
 
@@ -233,14 +246,20 @@ class ComponentSet(Mapping[str, Component]):
         """
         checked = self._numbers(values, subject, absent_is_left_out=True, check_range=check_range)
         if self._gated and check_range:
-            for name, value in self._apply_gates(checked).items():
-                if value != checked[name]:
-                    raise RewardContractError(
-                        f"{subject}: got {name}={checked[name]!r} while its gate on "
-                        f"{self[name].gate.on!r} is shut, expected {value!r}; "  # type: ignore[union-attr]
-                        "build the step with self.emit(...), which applies gates"
-                    )
+            self._check_gates(checked, subject)
         return checked
+
+    def _check_gates(self, checked: dict[str, float], subject: str) -> None:
+        expected = self._apply_gates(checked)
+        for name, gate in self._gated:
+            value = expected.get(name)
+            if value != checked.get(name):
+                condition = "shut" if value is not None else "unmeasured"
+                raise RewardContractError(
+                    f"{subject}: got {name}={checked[name]!r} while its gate on {gate.on!r} is "
+                    f"{condition}, expected {'no score' if value is None else value}; "
+                    "build the step with self.emit(...), which applies gates"
+                )
 
     def _numbers(
         self,
@@ -348,6 +367,14 @@ def _gate_order(declared: Mapping[str, Component]) -> Iterable[tuple[str, Gate]]
             settled.add(name)
 
 
+def _check_numbers(subject: str, **values: object) -> None:
+    for name, value in values.items():
+        if not isinstance(value, numbers.Real) or math.isnan(value):
+            raise RewardDefinitionError(
+                f"{subject}: got {name}={value!r}, expected a number; write a float or an int"
+            )
+
+
 def _check_gate(name: str, gate: Gate, declared: Mapping[str, Component]) -> None:
     if gate.on not in declared:
         raise RewardDefinitionError(
@@ -355,11 +382,10 @@ def _check_gate(name: str, gate: Gate, declared: Mapping[str, Component]) -> Non
             f"{closest(gate.on, declared)}; name a declared component"
         )
     component = declared[name]
-    if not component.low <= gate.otherwise <= component.high or math.isnan(gate.at_least):
+    if not component.low <= gate.otherwise <= component.high:
         raise RewardDefinitionError(
             f"components: got {name!r} with {gate}, expected 'otherwise' in "
-            f"[{component.low}, {component.high}] and a number for 'at_least'; "
-            "widen the range or change the gate"
+            f"[{component.low}, {component.high}]; widen the range or change the gate"
         )
     if declared[gate.on].optional and not component.optional:
         raise RewardDefinitionError(
@@ -391,7 +417,7 @@ def as_score(value: object, name: str, subject: str) -> float:
 def _out_of_range(
     value: float, name: str, low: float, high: float, subject: str
 ) -> RewardContractError:
-    if not math.isfinite(value):
+    if not isfinite(value):
         return RewardContractError(
             f"{subject}: got {name}={value!r}, expected a finite number; "
             "handle the failed measurement, or abstain with mrgym.ABSENT"

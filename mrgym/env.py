@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from typing import Any, ClassVar, Generic, SupportsFloat, TypeVar
 
 import gymnasium as gym
@@ -15,6 +16,7 @@ from mrgym.components import (
     Component,
     ComponentSet,
     RewardVector,
+    as_score,
 )
 from mrgym.errors import RewardContractError, RewardDefinitionError
 
@@ -53,7 +55,7 @@ class MultiRewardEnv(gym.Env[ObsT, ActT], Generic[ObsT, ActT]):
             cls.components = ComponentSet(declared)
         # The lookup goes through the MRO, so a step that comes from a mixin is guarded as well.
         step = cls.step
-        if step is not gym.Env.step and not hasattr(step, "__mrgym_guarded__"):
+        if step is not gym.Env.step and not _is_guarded(step):
             cls.step = _guarded(step)  # type: ignore[method-assign]
 
     @property
@@ -93,8 +95,10 @@ class MultiRewardEnv(gym.Env[ObsT, ActT], Generic[ObsT, ActT]):
         if declared.__class__ is ComponentSet:
             return declared
         if isinstance(declared, Mapping):
-            self.components = ComponentSet(declared)
-            return self.components
+            declared = ComponentSet(declared)
+            with contextlib.suppress(AttributeError):  # a property has no setter
+                self.components = declared
+            return declared
         raise RewardDefinitionError(
             f"{self.contract_name}: got components={declared!r}, expected a declaration; "
             "set components = mrgym.components(name=mrgym.Component(...)) on the class"
@@ -123,8 +127,13 @@ def _guarded(step: Callable[..., Any]) -> Callable[..., Any]:
             self._inside_step = False
         return _check_result(self, result)
 
-    checked_step.__mrgym_guarded__ = True  # type: ignore[attr-defined]
+    checked_step.__mrgym_guarded__ = checked_step  # type: ignore[attr-defined]
     return checked_step
+
+
+def _is_guarded(step: Callable[..., Any]) -> bool:
+    """Return whether ``step`` itself is a guard; functools.wraps copies a guard's attributes."""
+    return getattr(step, "__mrgym_guarded__", None) is step
 
 
 def _check_result(env: MultiRewardEnv[Any, Any], result: Any) -> StepResult[Any]:
@@ -163,8 +172,8 @@ def _checked_sum(
     if reward.__class__ is float and reward == total:
         return total
     try:
-        got = float(reward)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+        got = as_score(reward, "reward", name)
+    except RewardContractError:
         got = math.nan
     if not math.isclose(got, total, rel_tol=SUM_REL_TOL, abs_tol=SUM_ABS_TOL):
         raise RewardContractError(
@@ -175,7 +184,7 @@ def _checked_sum(
 
 
 def _length(result: object) -> str:
-    return f"{len(result)} items" if isinstance(result, tuple) else "no fixed length"
+    return f"{len(result)} items" if isinstance(result, Sized) else "no length"
 
 
 class _SingleRewardEnv(MultiRewardEnv[ObsT, ActT]):

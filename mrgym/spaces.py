@@ -29,6 +29,8 @@ __all__ = ["Message", "MessagesSpace", "TextSpace", "is_messages"]
 
 _SAMPLE_ALPHABET = string.ascii_letters + string.digits + " .,<>/\n"
 _BYTES_PER_CHARACTER = 4
+_LENGTH_BYTES = 4
+_FRAMING_BYTES = 1024  # what msgpack puts around a text, or around some 30 messages
 
 
 class Message(TypedDict):
@@ -126,7 +128,7 @@ _register_differing(MessagesSpace, _batch_differing)
 @create_shared_memory.register(TextSpace)
 @create_shared_memory.register(MessagesSpace)
 def _create_shared(space: Any, n: int = 1, ctx: Any = None) -> tuple[Any, ...]:
-    size = ctypes.sizeof(ctypes.c_uint32) + space.max_length * _BYTES_PER_CHARACTER
+    size = _LENGTH_BYTES + space.max_length * _BYTES_PER_CHARACTER + _FRAMING_BYTES
     return tuple(ctx.Array(ctypes.c_uint8, size) for _ in range(n))
 
 
@@ -135,14 +137,14 @@ def _create_shared(space: Any, n: int = 1, ctx: Any = None) -> tuple[Any, ...]:
 def _write_shared(space: Any, index: int, value: Any, shared_memory: tuple[Any, ...]) -> None:
     data = msgspec.msgpack.encode(value)
     target = memoryview(shared_memory[index].get_obj()).cast("B")
-    room = len(target) - 4
+    room = len(target) - _LENGTH_BYTES
     if len(data) > room:
         raise SpaceError(
             f"{space}: got an observation of {len(data)} bytes, expected at most {room}; "
             "raise max_length or use AsyncVectorEnv(shared_memory=False)"
         )
-    target[:4] = len(data).to_bytes(4, "little")
-    target[4 : 4 + len(data)] = data
+    target[:_LENGTH_BYTES] = len(data).to_bytes(_LENGTH_BYTES, "little")
+    target[_LENGTH_BYTES : _LENGTH_BYTES + len(data)] = data
 
 
 class _SharedView(Sequence[Any]):
@@ -162,8 +164,9 @@ class _SharedView(Sequence[Any]):
         if isinstance(index, slice):
             return tuple(self)[index]
         data = memoryview(self._buffers[index].get_obj()).cast("B")
-        size = int.from_bytes(data[:4], "little")
-        return msgspec.msgpack.decode(data[4 : 4 + size]) if size else ""
+        size = int.from_bytes(data[:_LENGTH_BYTES], "little")
+        packed = data[_LENGTH_BYTES : _LENGTH_BYTES + size]
+        return msgspec.msgpack.decode(packed) if size else ""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)

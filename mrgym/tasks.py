@@ -106,7 +106,7 @@ class TaskSource(Sequence[Task]):
         if task_id not in self._index:
             raise TaskError(
                 f"{self.name}: got task id {task_id!r}, expected one of {len(self)} ids"
-                f"{closest(task_id, self._index)}; look at [task.id for task in source]"
+                f"{closest(str(task_id), self._index)}; look at [task.id for task in source]"
             )
         return self._tasks[self._index[task_id]]
 

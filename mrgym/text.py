@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeAlias
@@ -17,12 +17,18 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias
 import gymnasium as gym
 import numpy as np
 
-from mrgym.components import ABSENT, ComponentSet, Reduction, RewardVector, as_score
+from mrgym.components import ABSENT, Absent, ComponentSet, Reduction, RewardVector, as_score
 from mrgym.env import MultiRewardEnv, StepResult, reward_info
-from mrgym.errors import RewardContractError, RewardDefinitionError, ScoreError, TaskError
+from mrgym.errors import (
+    RewardContractError,
+    RewardDefinitionError,
+    ScoreError,
+    SpaceError,
+    TaskError,
+)
 from mrgym.sampler import Completion, Prompt
 from mrgym.scoring import InlineScorer, ScoreMethod, Scorer, Status
-from mrgym.scoring.declare import collect_score_methods, score_every
+from mrgym.scoring.declare import EVERY, collect_score_methods, score_every
 from mrgym.spaces import Message, TextSpace
 from mrgym.tasks import (
     Task,
@@ -63,7 +69,7 @@ class State:
     task: Task
     messages: list[Message] = field(default_factory=list)
     turn: int = 0
-    turn_scores: list[dict[str, Any]] = field(default_factory=list)
+    turn_scores: list[dict[str, float | Absent]] = field(default_factory=list)
     data: dict[str, Any] = field(default_factory=dict)
     rng: np.random.Generator = field(default_factory=np.random.default_rng)
 
@@ -149,7 +155,7 @@ class TextEnv(MultiRewardEnv[str, str]):
             )
         if "scores" in cls.__dict__:
             cls.score_methods = score_every(cls)
-        elif methods:
+        elif methods or cls.score_methods.keys() - {EVERY}:  # marked ones may all be removed
             cls.score_methods = methods
             cls.components = ComponentSet({n: m.declared for n, m in methods.items()})
         super().__init_subclass__(**kwargs)
@@ -255,7 +261,7 @@ class TextEnv(MultiRewardEnv[str, str]):
         live = [i for i, outcome in enumerate(outcomes) if outcome.status == "ok"]
         scored = scorer.score(self, [states[i] for i in live], [completions[i] for i in live])
         for i, result in zip(live, scored, strict=True):
-            states[i].turn_scores.append(result.scores)
+            states[i].turn_scores.append(_numbers(result.scores, self._subject(states[i])))
             if result.status != "ok":
                 outcomes[i] = TurnOutcome([], True, False, result.status, result.error)
             elif outcomes[i].over:
@@ -281,10 +287,12 @@ class TextEnv(MultiRewardEnv[str, str]):
 
     def _episode_scores(self, state: State) -> RewardVector:
         declared = self._declared()
-        subject = f"{self.contract_name}, task {state.task.id}"
-        if len(state.turn_scores) == 1:
-            return declared.score(state.turn_scores[0], subject=subject)
-        return declared.score(_reduced(declared, state.turn_scores, subject), subject=subject)
+        turns = state.turn_scores
+        scores = turns[0] if len(turns) == 1 else _reduced(declared, turns)
+        return declared.score(scores, subject=self._subject(state))
+
+    def _subject(self, state: State) -> str:
+        return f"{self.contract_name}, task {state.task.id}"
 
     # The Gymnasium side
 
@@ -305,7 +313,12 @@ class TextEnv(MultiRewardEnv[str, str]):
 
     def _choose_task(self, options: dict[str, Any]) -> Task:
         if "task" in options:
-            task: Task = options["task"]
+            task: object = options["task"]
+            if not isinstance(task, Task):
+                raise TaskError(
+                    f"{self.contract_name}: got task {task!r}, expected a mrgym.Task; "
+                    "name a task by its id with options={'task_id': ...}"
+                )
             return task
         source = self.task_source(options.get("split", self.split))
         if "task_id" in options:
@@ -324,6 +337,11 @@ class TextEnv(MultiRewardEnv[str, str]):
         """
         if self._state is None:
             raise gym.error.ResetNeeded(f"{self.contract_name}: call reset() before step()")
+        if not isinstance(action, str):
+            raise SpaceError(
+                f"{self.contract_name}: got action {action!r}, expected text; "
+                "decode the completion first"
+            )
         state = self._state
         completion = action if isinstance(action, Completion) else Completion(action)
         outcome = self.play_turn([state], [completion], InlineScorer())[0]
@@ -338,9 +356,7 @@ class TextEnv(MultiRewardEnv[str, str]):
         info: dict[str, Any] = {"task_id": state.task.id}
         if self.max_turns > 1:
             info["turn_scores"] = {
-                name: float(score)
-                for name, score in state.turn_scores[-1].items()
-                if score is not ABSENT
+                name: score for name, score in state.turn_scores[-1].items() if score is not ABSENT
             }
         if outcome.vector is None:
             zeros = {name: 0.0 for name, c in declared.items() if not c.optional}
@@ -378,19 +394,28 @@ class MultiTurnEnv(TextEnv):
     max_turns = 8
 
 
-def _reduced(
-    declared: ComponentSet, turns: Sequence[dict[str, Any]], subject: str
-) -> dict[str, Any]:
-    """Return the episode's scores: every component reduced over the turns it was measured on."""
-    episode: dict[str, Any] = {}
-    for name in dict.fromkeys(name for turn in turns for name in turn):
-        present = [turn[name] for turn in turns if turn.get(name, ABSENT) is not ABSENT]
-        scores = [as_score(value, name, subject) for value in present]
-        if not all(map(math.isfinite, scores)):
+def _numbers(scores: Mapping[str, object], subject: str) -> dict[str, float | Absent]:
+    """Return a turn's scores as finite floats; names and ranges are the episode's concern."""
+    turn: dict[str, float | Absent] = {}
+    for name, value in scores.items():
+        score = value if isinstance(value, Absent) else as_score(value, name, subject)
+        if score is not ABSENT and not math.isfinite(score):
             raise RewardContractError(
-                f"{subject}: got {name}={scores} over the turns, expected finite numbers; "
-                "abstain with mrgym.ABSENT on a turn that was not measured"
+                f"{subject}: got {name}={score!r}, expected a finite number; "
+                "handle the failed measurement, or abstain with mrgym.ABSENT"
             )
+        turn[name] = score
+    return turn
+
+
+def _reduced(
+    declared: ComponentSet, turns: Sequence[Mapping[str, float | Absent]]
+) -> dict[str, float | Absent]:
+    """Return the episode's scores: every component reduced over the turns it was measured on."""
+    episode: dict[str, float | Absent] = {}
+    for name in dict.fromkeys(name for turn in turns for name in turn):
+        measured = (turn.get(name, ABSENT) for turn in turns)
+        scores = [score for score in measured if score is not ABSENT]
         rule = declared[name].reduce if name in declared else "last"
         episode[name] = _REDUCTIONS[rule](scores) if scores else ABSENT
     return episode

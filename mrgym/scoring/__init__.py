@@ -6,13 +6,18 @@ Score functions run where a :class:`Scorer` puts them. A function that raises or
 
 from mrgym.scoring.declare import ScoreMethod, collect_score_methods, component
 from mrgym.scoring.inline import InlineScorer, Outcome, Scorer, Status
+from mrgym.scoring.pool import CallResult, WorkerPool
+from mrgym.scoring.workers import WorkerScorer
 
 __all__ = [
+    "CallResult",
     "InlineScorer",
     "Outcome",
     "ScoreMethod",
     "Scorer",
     "Status",
+    "WorkerPool",
+    "WorkerScorer",
     "collect_score_methods",
     "component",
 ]

@@ -107,8 +107,9 @@ def collect_score_methods(cls: type) -> dict[str, ScoreMethod]:
     marks: dict[str, tuple[str, Component, bool]] = {}
     for base in reversed(cls.__mro__):
         for attribute, value in vars(base).items():
-            if hasattr(value, _MARK):
-                marks[attribute] = getattr(value, _MARK)
+            mark = _mark_of(value)
+            if mark is not None:
+                marks[attribute] = mark
             elif value is None:
                 marks.pop(attribute, None)
     methods: dict[str, ScoreMethod] = {}
@@ -129,6 +130,11 @@ def score_every(cls: type) -> dict[str, ScoreMethod]:
     return {EVERY: ScoreMethod(EVERY, "scores", Component(), False, _wants_state(method))}
 
 
+def _mark_of(value: object) -> tuple[str, Component, bool] | None:
+    """Return the mark of a function, also under ``staticmethod`` or ``classmethod``."""
+    return getattr(value, _MARK, None) or getattr(getattr(value, "__wrapped__", None), _MARK, None)
+
+
 def _wants_state(method: Callable[..., Any]) -> bool:
-    names = list(inspect.signature(method).parameters)
-    return len(names) > 1 and names[1] in ("state", "states")
+    first_two = list(inspect.signature(method).parameters)[:2]  # "self" may come before it
+    return "state" in first_two or "states" in first_two

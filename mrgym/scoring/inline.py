@@ -93,8 +93,8 @@ class InlineScorer:
         for method in env.score_methods.values():
             function = getattr(env, method.attribute)
             subjects = states if method.wants_state else [state.task for state in states]
-            if method.batched:
-                _score_batch(method, function, subjects, completions, outcomes)
+            if method.batched and completions:
+                _score_batch(method, function, subjects, completions, outcomes, self.timeout)
                 continue
             for outcome, subject, completion in zip(outcomes, subjects, completions, strict=True):
                 _score_one(method.component, function, subject, completion, outcome, pending)
@@ -111,8 +111,8 @@ class InlineScorer:
     async def _settle(self, outcome: Outcome, component: str, score: Awaitable[Any]) -> None:
         try:
             outcome.record(component, await asyncio.wait_for(score, self.timeout))
-        except TimeoutError:
-            outcome.fail("timeout", component, f"no score within {self.timeout:g} s")
+        except TimeoutError as error:
+            outcome.fail("timeout", component, _timeout_reason(error, self.timeout))
         except RewardContractError:
             raise
         except Exception as error:  # a user's function may raise anything; it becomes a status
@@ -146,16 +146,19 @@ def _score_batch(
     subjects: Sequence[Any],
     completions: Sequence[Completion],
     outcomes: Sequence[Outcome],
+    timeout: float | None = None,
 ) -> None:
     try:
         scores = function(list(subjects), list(completions))
         if inspect.isawaitable(scores):
-            scores = _run(_awaited(scores))
+            scores = _run(asyncio.wait_for(scores, timeout))
     except RewardContractError:
         raise
     except Exception as error:  # a user's function may raise anything; it becomes a status
+        timed_out = isinstance(error, TimeoutError)
+        reason = _timeout_reason(error, timeout) if timed_out else repr(error)
         for outcome in outcomes:
-            outcome.fail("error", method.component, repr(error))
+            outcome.fail("timeout" if timed_out else "error", method.component, reason)
         return
     values = _as_list(scores)
     if values is None or len(values) != len(completions):
@@ -174,8 +177,9 @@ def _as_list(scores: Any) -> list[Any] | None:
     return list(scores) if isinstance(scores, (list, tuple)) else None
 
 
-async def _awaited(value: Awaitable[T]) -> T:
-    return await value
+def _timeout_reason(error: Exception, timeout: float | None) -> str:
+    """Say whose patience ended: ours (the error carries no text), or the function's own."""
+    return repr(error) if error.args or timeout is None else f"no score within {timeout:g} s"
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from mrgym import SingleTurnEnv, Task, TaskSource, component
+from mrgym.errors import TaskError
 from mrgym.tasks import huggingface_tasks
 from mrgym.text import Split, Tasks
 from mrgym_envs.math_multi_reward.answers import (
@@ -126,7 +127,7 @@ class MathMultiReward(SingleTurnEnv):
     @component(low=0, high=1)
     def correctness(self, task: Task, completion: str) -> bool:
         """1 if the answer equals the gold answer exactly."""
-        return self.answer(completion) == task.answer
+        return bool(self.answer(completion) == task.answer)
 
     @component(low=0, high=1)
     def format(self, task: Task, completion: str) -> bool:
@@ -146,11 +147,20 @@ class MathMultiReward(SingleTurnEnv):
             )
         else:
             source = super()._source(tasks, split)
+        self._check_golds(source)
         self._warn_of_signs(source)
         return source
 
+    def _check_golds(self, source: TaskSource) -> None:
+        for task in source:
+            if not isinstance(task.answer, str):
+                raise TaskError(
+                    f"{source.name}, task {task.id}: got gold answer {task.answer!r}, expected "
+                    "text; write mrgym.Task(prompt=..., answer=str(...))"
+                )
+
     def _warn_of_signs(self, source: TaskSource) -> None:
-        signs = sum(str(task.answer).startswith(("-", "+")) for task in source)
+        signs = sum(task.answer.startswith(("-", "+")) for task in source)
         if signs and not self._signed:
             warnings.warn(
                 f"{self.contract_name}: {signs} golds of {source.name} carry a sign, so "

@@ -1,0 +1,1 @@
+"""The GDPO trainer: config, policy, batch, loss, and the loop in ``train``."""

@@ -1,0 +1,128 @@
+"""From rollouts to the batch a step learns from: scores by name, and padded tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mrgym.components import ComponentSet, present_key, reward_key
+from mrgym.errors import RolloutError
+from mrgym.rollout import Group, Rollout
+
+__all__ = ["MicroBatch", "build_batch", "micro_batches"]
+
+
+def build_batch(
+    groups: Sequence[Group], declared: ComponentSet, *, mask_truncated: bool = False
+) -> dict[str, Tensor]:
+    """Return the scores of a step's rollouts; every path from environment to loss goes through it.
+
+    Args:
+        groups: The step's groups.
+        declared: The environment's components.
+        mask_truncated: Whether rollouts cut by a limit are unusable.
+
+    Returns:
+        ``reward/<name>`` float64 [N] and ``present/<name>`` bool [N] for every declared component
+        (0 and False where it is absent), ``group_ids`` int64 [N], ``valid`` bool [N],
+        ``completion_lengths`` int64 [N].
+
+    Raises:
+        RolloutError: If a scored rollout lacks a component that may not abstain, or carries one
+            that is not declared.
+    """
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    for rollout in rollouts:
+        _check_components(rollout, declared)
+    batch: dict[str, Tensor] = {
+        "group_ids": torch.tensor([r.group for r in rollouts], dtype=torch.int64),
+        "valid": torch.tensor([r.valid and not (mask_truncated and r.truncated) for r in rollouts]),
+        "completion_lengths": torch.tensor([r.completion_length for r in rollouts]),
+    }
+    for name in declared:
+        scores = [r.components.get(name) for r in rollouts]
+        values = [0.0 if score is None else score for score in scores]
+        batch[reward_key(name)] = torch.tensor(values, dtype=torch.float64)
+        batch[present_key(name)] = torch.tensor([score is not None for score in scores])
+    return batch
+
+
+def _check_components(rollout: Rollout, declared: ComponentSet) -> None:
+    if not rollout.valid:
+        return
+    required = {name for name, c in declared.items() if not c.optional}
+    got = rollout.components.keys()
+    if required - got or got - declared.keys():
+        raise RolloutError(
+            f"rollout {rollout.index} of task {rollout.task_id!r}: got components {sorted(got)}, "
+            f"expected {[*declared]}; a missing score is not a zero"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Rollouts that go through the model together, right-padded.
+
+    Attributes:
+        rows: [B] positions of the rollouts in the step's batch.
+        input_ids_BT: Prompt and completion tokens.
+        first: First position any rollout sampled; what follows is cut to [B, T - first].
+        mask_BT: [B, T - first] true where a token was sampled.
+        sampler_logprobs_BT: [B, T - first] the sampler's log-probabilities there.
+    """
+
+    rows: Tensor
+    input_ids_BT: Tensor
+    first: int
+    mask_BT: Tensor
+    sampler_logprobs_BT: Tensor
+
+
+def micro_batches(
+    rollouts: Sequence[Rollout], rows: Sequence[int], *, max_tokens: int, device: Any = "cpu"
+) -> list[MicroBatch]:
+    """Return the chosen rollouts in micro-batches of at most ``max_tokens`` padded tokens.
+
+    Rollouts of similar length go together. A single longer one makes a micro-batch of its own.
+
+    Args:
+        rollouts: All rollouts of the step.
+        rows: Positions of those wanted.
+        max_tokens: Most tokens of a micro-batch, padding included.
+        device: Where the tensors go.
+    """
+    by_length = sorted(rows, key=lambda row: _length(rollouts[row]))
+    parts: list[list[int]] = []
+    for row in by_length:
+        if parts and (len(parts[-1]) + 1) * _length(rollouts[row]) <= max_tokens:
+            parts[-1].append(row)
+        else:
+            parts.append([row])
+    return [_pad(rollouts, part, device) for part in parts]
+
+
+def _length(rollout: Rollout) -> int:
+    return len(rollout.prompt_token_ids) + len(rollout.token_ids)
+
+
+def _pad(rollouts: Sequence[Rollout], rows: list[int], device: Any) -> MicroBatch:
+    longest = max(_length(rollouts[row]) for row in rows)
+    first = min(len(rollouts[row].prompt_token_ids) for row in rows)
+    ids, mask, logprobs = [], [], []
+    for row in rows:
+        r = rollouts[row]
+        lead, tail = len(r.prompt_token_ids) - first, longest - _length(r)
+        ids.append([*r.prompt_token_ids, *r.token_ids, *[0] * tail])
+        mask.append([*[False] * lead, *r.loss_mask, *[False] * tail])
+        logprobs.append([*[0.0] * lead, *r.sampler_logprobs, *[0.0] * tail])
+    return MicroBatch(
+        torch.tensor(rows, device=device),
+        torch.tensor(ids, device=device),
+        first,
+        torch.tensor(mask, device=device),
+        torch.tensor(logprobs, device=device),
+    )

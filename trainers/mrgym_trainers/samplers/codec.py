@@ -1,0 +1,72 @@
+"""From conversations to token ids, through the model's chat template where it has one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mrgym.errors import ConfigError
+from mrgym.sampler import Prompt
+from mrgym.spaces import Message
+
+__all__ = ["TokenizerCodec"]
+
+_MARK = "\u2063mrgym\u2063"
+
+
+class TokenizerCodec:
+    """Encodes prompts once; what was sampled is never decoded and encoded again.
+
+    Args:
+        tokenizer: A Transformers tokenizer. With a chat template, messages are rendered through
+            it; without one, the plain prompt is used.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.uses_template = bool(getattr(tokenizer, "chat_template", None))
+        probe = tokenizer("a").input_ids
+        bos = tokenizer.bos_token_id
+        self._bos = [bos] if bos is not None and probe[:1] == [bos] else []
+
+    def start(self, prompt: Prompt) -> list[int]:
+        """Return the ids of a conversation's first prompt, with one BOS if the model uses one.
+
+        Raises:
+            ConfigError: If nothing is left to encode.
+        """
+        text = self._render(prompt.messages) if self.uses_template else prompt.text
+        if prompt.prefill and not text.rstrip().endswith(prompt.prefill.rstrip()):
+            text += prompt.prefill
+        ids = self._encode(text)
+        if self._bos and ids[:1] != self._bos:
+            ids = self._bos + ids
+        if not ids:
+            raise ConfigError(
+                f"task {prompt.task_id!r}: got a prompt without tokens, expected some text; "
+                "give the task a prompt"
+            )
+        return ids
+
+    def reply(self, prompt: Prompt, answers: Sequence[Message]) -> list[int]:
+        """Return the ids between a finished completion and the policy's next turn."""
+        if not self.uses_template:
+            said = "\n".join(message["content"] for message in answers)
+            return self._encode(f"\n{said}\n{prompt.prefill}")
+        asked = Message(role="user", content="?")
+        spoken = Message(role="assistant", content=_MARK)
+        rendered = self._render([asked, spoken, *answers])
+        tail = rendered[rendered.rindex(_MARK) + len(_MARK) :]
+        # The completion's own end token closes its turn already.
+        tail = tail.removeprefix(self.tokenizer.eos_token or "")
+        return self._encode(tail + prompt.prefill)
+
+    def _render(self, messages: Sequence[Message]) -> str:
+        text: str = self.tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=True
+        )
+        return text
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
+        return ids
