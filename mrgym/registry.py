@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias
 import gymnasium as gym
 
 from mrgym.env import MultiRewardEnv
-from mrgym.errors import RegistryError, closest
+from mrgym.errors import ConfigError, RegistryError, closest
 
 __all__ = ["EnvSpec", "list_envs", "make", "make_vec", "register", "spec"]
 
@@ -50,7 +50,10 @@ class EnvSpec:
         """Where the environment comes from, as text."""
         if isinstance(self.entry_point, str):
             return self.entry_point
-        return f"{self.entry_point.__module__}:{self.entry_point.__qualname__}"
+        maker: Any = self.entry_point
+        while isinstance(maker, partial):
+            maker = maker.func
+        return f"{maker.__module__}:{getattr(maker, '__qualname__', type(maker).__qualname__)}"
 
 
 _registered: dict[str, EnvSpec] = {}
@@ -135,7 +138,15 @@ def make_vec(
         mode: ``"sync"`` (one process) or ``"async"`` (one process an environment).
         vector_kwargs: Further arguments of the vector environment.
         **kwargs: Arguments of every environment.
+
+    Raises:
+        RegistryError: As :func:`make`.
+        ConfigError: If ``mode`` is unknown.
     """
+    if mode not in ("sync", "async"):
+        raise ConfigError(
+            f"make_vec: got mode={mode!r}, expected 'sync' or 'async'; name one of them"
+        )
     makers = [partial(_build, spec(env_id), kwargs) for _ in range(num_envs)]
     vector = gym.vector.AsyncVectorEnv if mode == "async" else gym.vector.SyncVectorEnv
     return vector(makers, **(vector_kwargs or {}))
@@ -148,13 +159,8 @@ def _build(env_spec: EnvSpec, overrides: dict[str, Any]) -> AnyEnv:
     _check_arguments(env_spec.id, creator, kwargs)
     env = creator(**kwargs)
     if not isinstance(env, MultiRewardEnv):
-        remedy = (
-            "wrap it with mrgym.from_gymnasium(env)"
-            if isinstance(env, gym.Env)
-            else "subclass mrgym.MultiRewardEnv"
-        )
         raise RegistryError(
-            f"{env_spec.id}: got {type(env).__name__}, expected a MultiRewardEnv; {remedy}"
+            f"{env_spec.id}: got {type(env).__name__}, expected a MultiRewardEnv; {_remedy(env)}"
         )
     if ":" not in env_spec.id:
         env.spec = gym.envs.registration.EnvSpec(
@@ -163,26 +169,46 @@ def _build(env_spec: EnvSpec, overrides: dict[str, Any]) -> AnyEnv:
     return env
 
 
+def _remedy(made: object) -> str:
+    if not isinstance(made, gym.Env):
+        return "subclass mrgym.MultiRewardEnv"
+    if isinstance(made.unwrapped, MultiRewardEnv):
+        return f"make the bare {type(made.unwrapped).__name__} and wrap it after make(...)"
+    return "wrap it with mrgym.from_gymnasium(env)"
+
+
 def _load(path: str) -> Callable[..., AnyEnv]:
     module_name, _, attribute = path.partition(":")
-    try:
-        target: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        missing = error.name or module_name
-        if not (module_name == missing or module_name.startswith(missing + ".")):
-            raise  # the module is there but something it imports is not
-        raise RegistryError(
-            f"make: got {path!r}, expected an importable module {module_name!r}; "
-            "check the name and that it is installed or in the working directory"
-        ) from error
+    target = _import(module_name, path)
     for part in attribute.split("."):
         if not hasattr(target, part):
             raise RegistryError(
                 f"make: got {path!r}, expected {module_name!r} to define {attribute!r}"
-                f"{closest(part, vars(target))}; check the class name"
+                f"{closest(part, dir(target))}; check the class name"
             )
         target = getattr(target, part)
+    if not callable(target):
+        raise RegistryError(
+            f"make: got {path!r} ({type(target).__name__}), expected a class or function that "
+            "makes an environment; name one"
+        )
     return target  # type: ignore[no-any-return]
+
+
+def _import(module_name: str, path: str) -> Any:
+    cause: ModuleNotFoundError | None = None
+    if module_name and not module_name.startswith("."):
+        try:
+            return importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            missing = error.name or module_name
+            if not (module_name == missing or module_name.startswith(missing + ".")):
+                raise  # the module is there but something it imports is not
+            cause = error
+    raise RegistryError(
+        f"make: got {path!r}, expected an importable module {module_name!r}; "
+        "check the name and that it is installed or in the working directory"
+    ) from cause
 
 
 def _check_arguments(env_id: str, creator: Callable[..., Any], kwargs: dict[str, Any]) -> None:
@@ -243,7 +269,7 @@ def _check_shadowing(full_id: str, new: EnvSpec) -> None:
     if "/" in name or new.location.split(":")[0].split(".")[0] == name:
         return  # an environment may carry the name of the very module that defines it
     module = importlib.util.find_spec(name)
-    if module is not None:
+    if module is not None and module.origin is not None:  # without one it is just a folder
         raise RegistryError(
             f"register: got id {full_id!r}, which shadows the installed module {name!r} "
             f"({module.origin}), expected a name of its own; rename it or use a namespace"

@@ -25,6 +25,7 @@ __all__ = [
     "generated_tasks",
     "huggingface_tasks",
     "jsonl_tasks",
+    "row_id",
     "task_from_row",
 ]
 
@@ -157,8 +158,14 @@ def task_from_row(row: Mapping[str, Any]) -> Task:
         )
     answer_field = next((f for f in _ANSWER_FIELDS if f in row), "answer")
     known = {prompt_field, answer_field, "id", "metadata"}
-    metadata = {**row.get("metadata", {}), **{k: v for k, v in row.items() if k not in known}}
-    return Task(row[prompt_field], row.get(answer_field), str(row.get("id", "")), metadata)
+    further = {k: v for k, v in row.items() if k not in known}
+    metadata = {**(row.get("metadata") or {}), **further}
+    return Task(row[prompt_field], row.get(answer_field), row_id(row), metadata)
+
+
+def row_id(row: Mapping[str, Any]) -> str:
+    """Return the id of a row as text, empty where it has none (a dataset's null included)."""
+    return "" if row.get("id") is None else str(row["id"])
 
 
 def jsonl_tasks(path: str | Path, *, parse: RowParser = task_from_row) -> TaskSource:
@@ -174,7 +181,7 @@ def jsonl_tasks(path: str | Path, *, parse: RowParser = task_from_row) -> TaskSo
     path = Path(path)
     if not path.is_file():
         raise TaskError(f"{path}: got no file, expected a JSONL file of tasks; check the path")
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         rows = (
             (f"{path}, line {number}", _json_object(line, path, number))
             for number, line in enumerate(lines, 1)
@@ -201,7 +208,7 @@ def huggingface_tasks(
 
     Raises:
         MissingExtraError: If ``dataset`` is a name and ``datasets`` is not installed.
-        TaskError: If a row cannot be used; names the row.
+        TaskError: If the dataset cannot be loaded, or a row cannot be used; names the row.
     """
     name = dataset if isinstance(dataset, str) else type(dataset).__name__
     if isinstance(dataset, str):
@@ -209,7 +216,13 @@ def huggingface_tasks(
             from datasets import load_dataset
         except ImportError as error:
             raise MissingExtraError("datasets", "data") from error
-        dataset = load_dataset(dataset, config, split=split)
+        try:
+            dataset = load_dataset(dataset, config, split=split)
+        except Exception as error:  # whatever the library, the network or the files raise
+            raise TaskError(
+                f"{name} [{split}]: got {type(error).__name__} ({error}), expected a dataset; "
+                "check its name, configuration and split, and the network"
+            ) from error
     rows = ((f"{name} [{split}], row {i}", row) for i, row in enumerate(dataset))
     return TaskSource(_parsed(rows, parse), name=f"{name} [{split}]")
 
@@ -261,13 +274,16 @@ def _with_unique_ids(tasks: Iterable[Task], name: str) -> Iterator[Task]:
             )
 
 
-def _json_object(line: str, path: Path, number: int) -> dict[str, Any]:
+def _json_object(line: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # bad JSON, or bytes that are not UTF-8
+        reason = str(error)
+        if isinstance(error, json.JSONDecodeError):
+            reason = f"{error.msg} at column {error.colno}"
         raise TaskError(
-            f"{path}, line {number}: got {_shown(line.strip())}, expected one JSON object "
-            f"({error.msg} at column {error.colno}); mend or remove the line"
+            f"{path}, line {number}: got {_shown(line.strip().decode(errors='replace'))}, expected "
+            f"one JSON object ({reason}); mend or remove the line"
         ) from error
     if not isinstance(row, dict):
         raise TaskError(
@@ -281,7 +297,7 @@ def _parsed(rows: Iterable[tuple[str, Mapping[str, Any]]], parse: RowParser) -> 
     for where, row in rows:
         try:
             yield parse(row)
-        except (TaskError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except Exception as error:  # a user's parser may raise anything
             reason = str(error) if isinstance(error, TaskError) else repr(error)
             raise TaskError(f"{where}: {reason}") from error
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -38,8 +37,7 @@ _CHUNK = 1 << 20
 _ABSENT_CODE = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(msgspec.Struct, frozen=True):
     """Asks a worker to load what later calls refer to by ``token``.
 
     Attributes:

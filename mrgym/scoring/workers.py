@@ -7,7 +7,7 @@ import functools
 import numbers
 import threading
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from mrgym.components import ABSENT, as_score
 from mrgym.errors import RewardContractError
@@ -94,6 +94,12 @@ class WorkerScorer:
     def close(self) -> None:
         """End all workers. May be called again."""
         self._pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
     def _program(self, env: TextEnv) -> Program:
         with self._lock:

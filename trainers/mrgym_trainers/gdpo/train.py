@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +12,19 @@ from torch import Tensor
 
 from mrgym.components import PRESENT_PREFIX, REWARD_PREFIX
 from mrgym.env import MultiRewardEnv
-from mrgym.errors import ConfigError, closest
 from mrgym.evaluate import evaluate
-from mrgym.registry import make
 from mrgym.rollout import Group, Rollout, check_error_rate, run_groups
 from mrgym.sampler import SamplingParams
-from mrgym.scoring import InlineScorer, Scorer
-from mrgym.stepwise import as_text_env
-from mrgym.tasks import Task, TaskSource
-from mrgym.text import TextEnv
-from mrgym_trainers.advantages import AdvantageConfig, AdvantageResult, compute_advantages
+from mrgym.scoring import Scorer
+from mrgym.tasks import Task
+from mrgym_trainers.advantages import AdvantageResult, compute_advantages
 from mrgym_trainers.gdpo.batch import build_batch
 from mrgym_trainers.gdpo.config import GDPOConfig
 from mrgym_trainers.gdpo.metrics import Stopwatch, TimedScorer, reward_metrics, rollout_metrics
 from mrgym_trainers.gdpo.policy import load_policy
 from mrgym_trainers.gdpo.progress import ConsoleProgress, ProgressView, SilentProgress
 from mrgym_trainers.gdpo.run_folder import RunFolder
+from mrgym_trainers.gdpo.setup import make_scorer, resolve_weights, task_order, text_env
 from mrgym_trainers.gdpo.update import learning_rate_factor, make_optimizer, update
 from mrgym_trainers.samplers.transformers import TransformersSampler
 
@@ -69,9 +64,9 @@ class GDPOTrainer:
         progress: bool = False,
     ) -> None:
         self.config = config or GDPOConfig()
-        self.env = _text_env(env, env_kwargs or {})
+        self.env = text_env(env, env_kwargs or {})
         self.env_name = env if isinstance(env, str) else self.env.contract_name
-        self.weights = _resolve_weights(self.config.advantage, self.env)
+        self.weights = resolve_weights(self.config.advantage, self.env)
         self.train_tasks = self.env.task_source("train")
         self.eval_tasks = self.env.task_source("eval")[: self.config.eval_tasks]
         self.policy = load_policy(
@@ -80,7 +75,7 @@ class GDPOTrainer:
         self.folder = RunFolder(out, overwrite=overwrite) if out is not None else None
         self.watch = Stopwatch()
         self.history: list[dict[str, Any]] = []
-        self._scorer: Scorer = TimedScorer(_make_scorer(self.config), self.watch)
+        self._scorer: Scorer = TimedScorer(make_scorer(self.config), self.watch)
         self._progress = progress
         self._completions = 0
         self._steps_done = 0
@@ -124,7 +119,7 @@ class GDPOTrainer:
         """The loop."""
         config = self.config
         optimizer = make_optimizer(self.policy, config)
-        order = _task_order(self.train_tasks, config.seed)
+        order = task_order(self.train_tasks, config.seed)
         control = torch.Generator().manual_seed(config.seed)
         self._evaluate(view, step=0)
         for step in range(1, config.steps + 1):
@@ -291,47 +286,6 @@ def _means(line: dict[str, Any]) -> dict[str, float]:
         for key, value in line.items()
         if key == "reward" or (key.startswith(REWARD_PREFIX) and not key.endswith("/se"))
     }
-
-
-def _text_env(env: str | MultiRewardEnv[Any, Any], kwargs: dict[str, Any]) -> TextEnv:
-    if isinstance(env, str):
-        return as_text_env(partial(make, env, **kwargs))
-    if isinstance(env, TextEnv):
-        return env
-    if not isinstance(env, MultiRewardEnv):
-        raise ConfigError(
-            f"GDPOTrainer: got {type(env).__name__}, expected an env id or a MultiRewardEnv; "
-            "unwrap it (env.unwrapped), or use mrgym.from_gymnasium"
-        )
-    return as_text_env(partial(copy.deepcopy, env))
-
-
-def _resolve_weights(config: AdvantageConfig, env: TextEnv) -> dict[str, float]:
-    """Return a weight for every component: the environment's own, overridden by name."""
-    given = config.weights or {}
-    unknown = [name for name in given if name not in env.components]
-    if unknown:
-        raise ConfigError(
-            f"weights: got {[*given]}, expected names among {[*env.components]} of "
-            f"{env.contract_name}{closest(unknown[0], env.components)}; unknown: {unknown}"
-        )
-    return {**env.components.weights, **given}
-
-
-def _make_scorer(config: GDPOConfig) -> Scorer:
-    if config.scoring == "workers":
-        from mrgym.scoring import WorkerScorer
-
-        return WorkerScorer(workers=config.score_workers, deadline=config.score_timeout)
-    return InlineScorer(timeout=config.score_timeout)
-
-
-def _task_order(tasks: TaskSource, seed: int) -> Iterator[Task]:
-    """Yield training tasks for ever, in a new order every time round."""
-    epoch = 0
-    while True:
-        yield from tasks.shuffled(seed * 1_000_003 + epoch)
-        epoch += 1
 
 
 def _set_learning_rate(optimizer: torch.optim.Optimizer, step: int, config: GDPOConfig) -> None:
