@@ -222,6 +222,8 @@ class TextEnv(MultiRewardEnv[str, str]):
                 self._sources["eval"] = held_out
             if len(self._sources) == 2:
                 check_disjoint(self._sources["train"], self._sources["eval"])
+                # What was given is spent (it may have been a generator, which cannot be pickled).
+                self._given = {"train": None, "eval": None}
         return self._sources[split]
 
     def _load_splits(self, split: Split) -> tuple[TaskSource | None, TaskSource | None]:
