@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 import numpy as np
 
-from mrgym.components import ComponentSet
+from mrgym.components import ABSENT, ComponentSet, RewardVector
 from mrgym.errors import RolloutError, ScoreError
 from mrgym.sampler import Completion, Prompt, Sampler, SamplingParams
 from mrgym.scoring import InlineScorer, Scorer, Status
@@ -250,8 +250,9 @@ def _play(
 
 def _record_turn(episode: _Episode, completion: Completion) -> None:
     rollout = episode.rollout
-    scores = episode.state.turn_scores[-1] if episode.state.turn_scores else {}
-    shown = {k: float(v) for k, v in scores.items() if isinstance(v, (int, float))}
+    turn_scores = episode.state.turn_scores
+    scores = turn_scores[-1] if len(turn_scores) > len(rollout.turns) else {}
+    shown = {name: score for name, score in scores.items() if score is not ABSENT}
     turn = Turn(episode.said, completion.text, completion.stop_reason, shown)
     rollout.turns = [*rollout.turns, turn]
     rollout.token_ids = [*rollout.token_ids, *completion.token_ids]
@@ -301,19 +302,19 @@ def _finish(
             "on_score_error='mask'"
         )
     elif on_score_error == "floor":
-        rollout.components = _floor(env.components)
-        rollout.raw_components = dict(rollout.components)
-        rollout.reward = sum(rollout.components.values())
+        floor = _floor(env._declared())
+        rollout.components, rollout.raw_components = floor.values, floor.raw
+        rollout.reward = floor.reward
 
 
-def _floor(declared: ComponentSet) -> dict[str, float]:
+def _floor(declared: ComponentSet) -> RewardVector:
     unbounded = [name for name, c in declared.items() if not np.isfinite(c.low)]
     if unbounded:
         raise RolloutError(
             f"on_score_error='floor': got components without a finite low {unbounded}, expected "
             "all to have one; declare low=... or use 'mask'"
         )
-    return {name: float(component.low) for name, component in declared.items()}
+    return declared.score({name: component.low for name, component in declared.items()})
 
 
 def _encoded(prompt: Prompt, sampler: Sampler) -> Prompt:

@@ -57,7 +57,13 @@ class Completion(str):
         stop_reason: StopReason = "stop",
         policy_version: int = 0,
     ) -> Completion:
-        """Return the text with its tokens attached."""
+        """Return the text with its tokens attached.
+
+        Raises:
+            TypeError: If ``text`` is not a string (``str(None)`` would make an answer of it).
+        """
+        if not isinstance(text, str):
+            raise TypeError(f"Completion: got {text!r}, expected text; decode it first")
         self = super().__new__(cls, text)
         self.token_ids = tuple(token_ids)
         self.sampler_logprobs = tuple(sampler_logprobs)
@@ -199,6 +205,11 @@ class ScriptedSampler(_FixedWeights):
             text = self._from_mapping(prompt, self._script)
         else:
             text = self._take("", self._script, "the script")
+        if not isinstance(text, str):
+            raise SamplerError(
+                f"ScriptedSampler: got {text!r} for task {prompt.task_id!r}, expected text; "
+                "return a completion for every prompt"
+            )
         return text if isinstance(text, Completion) else Completion(text)
 
     def _from_mapping(self, prompt: Prompt, script: Mapping[str, str | Sequence[str]]) -> str:

@@ -13,7 +13,7 @@ from mrgym.env import MultiRewardEnv
 from mrgym.errors import RegistryError
 from mrgym.sampler import Completion
 from mrgym.tasks import Task, TaskSource
-from mrgym.text import MultiTurnEnv, Reply, Split, State, TextEnv
+from mrgym.text import MultiTurnEnv, Reply, Split, State, TextEnv, TurnOutcome
 
 __all__ = ["as_text_env"]
 
@@ -63,10 +63,17 @@ class _StepwiseEnv(MultiTurnEnv):
         observation, _, terminated, truncated, info = state.data["env"].step(completion.text)
         present = info["reward_components"]
         state.data["scores"] = {name: present.get(name, ABSENT) for name in self.components}
+        state.data["cut"] = truncated and not terminated
         if terminated or truncated:
             return None
         self._check_text(observation)
         return str(observation)
+
+    def _advance(self, state: State, completion: Completion) -> TurnOutcome:
+        outcome = super()._advance(state, completion)
+        if outcome.status == "ok" and state.data["cut"]:
+            outcome.terminated, outcome.truncated = False, True
+        return outcome
 
     def scores(self, state: State, completion: Completion) -> dict[str, Any]:
         """Return the scores of the step that was just taken."""

@@ -24,11 +24,18 @@ def encode_rollout(rollout: Rollout) -> bytes:
     """Return a rollout as one line of strict JSON (no newline).
 
     Raises:
-        WireError: If a number is NaN or infinite, or a value has no JSON form.
+        WireError: If a number is NaN or infinite, a text is no Unicode, or a value has no JSON
+            form.
     """
     builtin = _to_builtins(rollout)
     _check_finite(builtin, "rollout")
-    return msgspec.json.encode(builtin)
+    try:
+        return msgspec.json.encode(builtin)
+    except UnicodeEncodeError as error:
+        raise WireError(
+            f"rollout of task {rollout.task_id!r}: got text that is no Unicode ({error}), expected "
+            "no lone surrogates; decode with errors='replace'"
+        ) from error
 
 
 def decode_rollout(data: bytes) -> Rollout:
@@ -101,7 +108,7 @@ def _check_finite(value: Any, where: str) -> None:
         for key, item in value.items():
             _check_finite(item, f"{where}.{key}")
     elif isinstance(value, list):
-        if value and isinstance(value[0], int):
+        if {*map(type, value)} <= {int, bool, str}:  # token ids and masks are long
             return
         for i, item in enumerate(value):
             _check_finite(item, f"{where}[{i}]")

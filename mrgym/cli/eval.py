@@ -121,7 +121,7 @@ def _scripted(path: Path | None, env: TextEnv) -> Sampler:
                 f"{env.contract_name}: got no gold completions to replay, expected some or a file; "
                 "pass --completions FILE or define gold_completion"
             )
-        return ScriptedSampler(lambda prompt: golds[prompt.task_id])
+        return ScriptedSampler(golds)
     return ScriptedSampler(_read_script(path))
 
 
@@ -136,17 +136,18 @@ def _read_script(path: Path) -> list[str] | dict[str, list[str]]:
         raise ConfigError(f"{path}: got no file, expected JSONL of completions; check the path")
     in_order: list[str] = []
     by_key: dict[str, list[str]] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError:
+        except ValueError:  # no JSON, or no UTF-8
             row = None
         text = row.get("completion") if isinstance(row, dict) else row
         if not isinstance(text, str):
+            shown = line[:80].decode(errors="replace")
             raise ConfigError(
-                f"{path}, line {number}: got {line[:80]!r}, expected a JSON string or an object "
+                f"{path}, line {number}: got {shown!r}, expected a JSON string or an object "
                 "with a 'completion' string; mend the line"
             )
         key = (row.get("task_id") or row.get("prompt")) if isinstance(row, dict) else None

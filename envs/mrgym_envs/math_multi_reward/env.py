@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from mrgym import SingleTurnEnv, Task, TaskSource, component
 from mrgym.errors import TaskError
-from mrgym.tasks import huggingface_tasks
+from mrgym.tasks import huggingface_tasks, row_id, task_from_row
 from mrgym.text import Split, Tasks
 from mrgym_envs.math_multi_reward.answers import (
     extract_answer,
@@ -24,7 +24,6 @@ __all__ = ["MathMultiReward"]
 
 GSM8K = "openai/gsm8k"
 _GSM8K_SPLITS: dict[Split, str] = {"train": "train", "eval": "test"}
-_QUESTION_FIELDS = ("question", "prompt", "problem")
 
 
 class MathMultiReward(SingleTurnEnv):
@@ -104,11 +103,11 @@ class MathMultiReward(SingleTurnEnv):
 
     def task_from_row(self, row: Mapping[str, Any]) -> Task:
         """Return the task of a row with a question and a (GSM8K-style or bare) answer."""
-        field = next((f for f in _QUESTION_FIELDS if f in row), "question")
-        gold = read_gold(row["answer"])
+        task = task_from_row(row)
+        gold = read_gold(task.answer)
         if self._golds == "normalise":
             gold = normalise_gold(gold)
-        return Task(row[field], gold, str(row.get("id", "")))
+        return Task(task.prompt, gold, row_id(row))
 
     def plain_prompt(self, task: Task) -> str:
         """Return the question and a newline."""
