@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import inspect
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -233,16 +234,35 @@ def _known() -> dict[str, EnvSpec]:
 
 @cache
 def _installed() -> dict[str, EnvSpec]:
+    """Return what installed packages declare; one that cannot be used is left out, aloud."""
     found: dict[str, EnvSpec] = {}
     for point in entry_points(group=ENTRY_POINT_GROUP):
-        new = EnvSpec(_full_id(point.name), point.value)
+        try:
+            new = EnvSpec(_full_id(point.name), point.value)
+            _check_shadowing(new.id, new)
+        except RegistryError as error:
+            warnings.warn(f"entry point {point.name!r} is left out: {error}", stacklevel=2)
+            continue
         other = found.setdefault(new.id, new)
         if other.entry_point != new.entry_point:
-            raise RegistryError(
-                f"register: got id {new.id!r} from installed packages twice ({other.location} and "
-                f"{new.location}), expected one; uninstall one of them"
-            )
+            found[new.id] = EnvSpec(new.id, _Ambiguous(new.id, other.location, new.location))
     return found
+
+
+class _Ambiguous:
+    """Stands for an id that two installed packages claim; only making that id fails."""
+
+    __module__ = "ambiguous"
+
+    def __init__(self, env_id: str, *locations: str) -> None:
+        self.__qualname__ = " and ".join(locations)
+        self._env_id = env_id
+
+    def __call__(self) -> AnyEnv:
+        raise RegistryError(
+            f"make: got id {self._env_id!r} from installed packages twice ({self.__qualname__}), "
+            "expected one; uninstall one of them, or name the class as 'pkg.module:Class'"
+        )
 
 
 def _full_id(env_id: str) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from mrgym.components import ABSENT, ComponentSet
+from mrgym.components import ABSENT, Component, ComponentSet
 from mrgym.env import MultiRewardEnv
 from mrgym.errors import RegistryError
 from mrgym.sampler import Completion
@@ -29,10 +30,7 @@ class _StepwiseEnv(MultiTurnEnv):
         sample = make()
         self.spec = sample.spec
         self._name = sample.contract_name
-        # Scores arrive gated and weighted by nobody, so only the gates are taken off.
-        self.components = ComponentSet(
-            {n: dataclasses.replace(c, gate=None) for n, c in sample._declared().items()}
-        )
+        self.components = ComponentSet({n: _of_episode(c) for n, c in sample._declared().items()})
         self.max_turns = 1_000_000
 
     @property
@@ -86,6 +84,13 @@ class _StepwiseEnv(MultiTurnEnv):
                 f"{self._name}: got an observation of type {type(observation).__name__}, expected "
                 "text; language models act on text environments"
             )
+
+
+def _of_episode(component: Component) -> Component:
+    """Return what holds for an episode's score: steps come gated, and sums outgrow a range."""
+    if component.reduce == "sum":
+        component = dataclasses.replace(component, low=-math.inf, high=math.inf)
+    return dataclasses.replace(component, gate=None)
 
 
 def as_text_env(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -120,21 +121,29 @@ class TaskSource(Sequence[Task]):
     def split(self, eval_fraction: float = 0.2) -> tuple[TaskSource, TaskSource]:
         """Return disjoint (train, eval) parts, decided by a stable hash of each prompt.
 
-        A task stays on its side when others are added or removed.
+        A task stays on its side when others are added or removed; only where a side would be
+        empty (a handful of tasks), the nearest prompt is moved over.
 
         Raises:
-            TaskError: If a side would be empty.
+            TaskError: If there are not two different prompts, or the fraction leaves a side empty.
         """
+        if not 0 < eval_fraction < 1:
+            raise TaskError(
+                f"{self.name}: got eval_fraction={eval_fraction}, expected between 0 and 1 so that "
+                "both sides hold tasks; change it"
+            )
+        position = {task.id: _position(task) for task in self._tasks}
+        lowest, highest = min(position.values()), max(position.values())
+        if lowest == highest:
+            raise TaskError(
+                f"{self.name}: got {len(self)} tasks with one prompt, expected two different ones "
+                "to hold one out; give more tasks, or eval_tasks of their own"
+            )
+        # The lowest position is always held out and the highest never.
+        bound = min(max(eval_fraction, math.nextafter(lowest, 1.0)), highest)
         parts: tuple[list[Task], list[Task]] = ([], [])
         for task in self._tasks:
-            position = int(content_hash(task.prompt, None)[:8], 16) / 0x1_0000_0000
-            parts[position < eval_fraction].append(task)
-        if not all(parts):
-            raise TaskError(
-                f"{self.name}: got {len(parts[0])} train and {len(parts[1])} eval tasks at "
-                f"eval_fraction={eval_fraction}, expected some of both; "
-                "give more tasks, another fraction, or separate files"
-            )
+            parts[position[task.id] < bound].append(task)
         return (
             TaskSource(parts[0], name=f"{self.name} (train)"),
             TaskSource(parts[1], name=f"{self.name} (eval)"),
@@ -252,6 +261,11 @@ def content_hash(prompt: str | Sequence[Message], answer: Any) -> str:
     """Return a hexadecimal hash of prompt and answer that is stable across processes."""
     data = json.dumps([prompt, answer], sort_keys=True, default=repr)
     return hashlib.blake2b(data.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _position(task: Task) -> float:
+    """Return where in [0, 1) a task's prompt falls, by its hash alone."""
+    return int(content_hash(task.prompt, None)[:8], 16) / 0x1_0000_0000
 
 
 def _with_unique_ids(tasks: Iterable[Task], name: str) -> Iterator[Task]:

@@ -39,12 +39,21 @@ from mrgym.tasks import (
     task_from_row,
 )
 
-__all__ = ["MultiTurnEnv", "SingleTurnEnv", "Split", "State", "TextEnv", "TurnOutcome"]
+__all__ = [
+    "HUB_SPLITS",
+    "MultiTurnEnv",
+    "SingleTurnEnv",
+    "Split",
+    "State",
+    "TextEnv",
+    "TurnOutcome",
+]
 
 Split: TypeAlias = Literal["train", "eval"]
 Reply: TypeAlias = "str | list[Message] | None"
 Tasks: TypeAlias = "TaskSource | Iterable[Task] | str | Path"
 
+HUB_SPLITS: dict[Split, str] = {"train": "train", "eval": "test"}
 _REDUCTIONS: dict[Reduction, Callable[[list[float]], float]] = {
     "last": lambda scores: scores[-1],
     "sum": math.fsum,
@@ -243,7 +252,7 @@ class TextEnv(MultiRewardEnv[str, str]):
         if isinstance(tasks, Path) or (isinstance(tasks, str) and _is_file_name(tasks)):
             return jsonl_tasks(tasks, parse=self.task_from_row)  # type: ignore[arg-type]
         if isinstance(tasks, str):
-            return huggingface_tasks(tasks, split=split, parse=self.task_from_row)  # type: ignore[arg-type]
+            return huggingface_tasks(tasks, split=HUB_SPLITS[split], parse=self.task_from_row)  # type: ignore[arg-type]
         return TaskSource(tasks, name=f"{self.contract_name} [{split}]")
 
     def prompt_for(self, task: Task) -> Prompt:

@@ -319,3 +319,11 @@ class TestInstalledPackages:
         assert "'tower-v1' from installed packages twice" in out.stderr
         assert "towers:Tower" in out.stderr
         assert "castles:Tower" in out.stderr
+
+    def test_another_packages_trouble_does_not_touch_other_ids(self, tmp_path):
+        install(tmp_path, "towers", "tower = towers:Tower")
+        install(tmp_path, "castles", "tower-v1 = castles:Tower")
+        install(tmp_path, "broken", "not an id = broken:Env")
+        out = run(tmp_path, "import mrgym; mrgym.make('math_multi_reward'); mrgym.list_envs()")
+        assert out.returncode == 0, out.stderr
+        assert "entry point 'not an id' is left out" in out.stderr

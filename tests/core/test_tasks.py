@@ -142,10 +142,22 @@ class TestSplit:
         held_out = TaskSource(tasks(2000)).split(fraction)[1]
         assert len(held_out) == pytest.approx(2000 * fraction, rel=0.2)
 
-    @pytest.mark.parametrize(("count", "fraction"), [(1, 0.2), (20, 0.0), (20, 1.0)])
-    def test_an_empty_side_is_an_error_with_both_counts(self, count, fraction):
-        with pytest.raises(TaskError, match=r"got \d+ train and \d+ eval tasks"):
-            TaskSource(tasks(count)).split(fraction)
+    @pytest.mark.parametrize("fraction", [-0.1, 0.0, 1.0, float("nan")])
+    def test_a_fraction_that_leaves_a_side_empty_is_an_error(self, fraction):
+        with pytest.raises(TaskError, match=r"eval_fraction=.*, expected between 0 and 1"):
+            TaskSource(tasks(20)).split(fraction)
+
+    @pytest.mark.parametrize("count", [2, 3, 5, 10])
+    def test_a_handful_of_tasks_still_gives_both_sides(self, count):
+        for start in range(20):
+            train, held_out = TaskSource(tasks(count, start=start)).split()
+            assert len(train) + len(held_out) == count
+            check_disjoint(train, held_out)
+
+    @pytest.mark.parametrize("prompts", [["a"], ["a", "a"]])
+    def test_one_prompt_cannot_be_split(self, prompts):
+        with pytest.raises(TaskError, match="with one prompt, expected two different ones"):
+            TaskSource([Task(p, str(i)) for i, p in enumerate(prompts)]).split()
 
     @pytest.mark.parametrize("shared_ones", [1, 3])
     def test_overlap_is_counted_and_shown(self, shared_ones):

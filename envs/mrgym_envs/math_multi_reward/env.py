@@ -10,7 +10,7 @@ from typing import Any, Literal
 from mrgym import SingleTurnEnv, Task, TaskSource, component
 from mrgym.errors import TaskError
 from mrgym.tasks import huggingface_tasks, row_id, task_from_row
-from mrgym.text import Split, Tasks
+from mrgym.text import HUB_SPLITS, Split, Tasks
 from mrgym_envs.math_multi_reward.answers import (
     extract_answer,
     has_format,
@@ -23,7 +23,6 @@ from mrgym_envs.math_multi_reward.generator import Problem, generate
 __all__ = ["MathMultiReward"]
 
 GSM8K = "openai/gsm8k"
-_GSM8K_SPLITS: dict[Split, str] = {"train": "train", "eval": "test"}
 
 
 class MathMultiReward(SingleTurnEnv):
@@ -142,7 +141,7 @@ class MathMultiReward(SingleTurnEnv):
     def _source(self, tasks: Tasks, split: Split) -> TaskSource:
         if isinstance(tasks, str) and tasks == GSM8K:
             source = huggingface_tasks(
-                GSM8K, config="main", split=_GSM8K_SPLITS[split], parse=self.task_from_row
+                GSM8K, config="main", split=HUB_SPLITS[split], parse=self.task_from_row
             )
         else:
             source = super()._source(tasks, split)
