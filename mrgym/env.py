@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Mapping, Sized
-from typing import Any, ClassVar, Generic, SupportsFloat, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, SupportsFloat, TypeVar
 
 import gymnasium as gym
 
@@ -62,6 +62,12 @@ class MultiRewardEnv(gym.Env[ObsT, ActT], Generic[ObsT, ActT]):
     def contract_name(self) -> str:
         """How this environment is called in error messages: its id, else its class."""
         return self.spec.id if self.spec is not None else type(self).__qualname__
+
+    if TYPE_CHECKING:
+
+        def step(self, action: ActT) -> StepResult[ObsT]:
+            """Run one step; the result is checked against the contract."""
+            ...
 
     def emit(
         self,

@@ -52,7 +52,7 @@ def decode_rollout(data: bytes) -> Rollout:
                 "read it with the release that wrote it"
             )
         return msgspec.json.decode(data, type=Rollout)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise WireError(
             f"rollout: got {data[:80]!r} ({error}), expected a rollout record; "
             "check that the file is complete"

@@ -1,0 +1,89 @@
+# Every target sets itself up: the first one called makes .venv and installs mrgym into it.
+# A later call installs again only when pyproject.toml or constraints.txt has changed.
+
+PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
+INSTALLED := .venv/.installed
+BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest
+ARGS ?=
+ifndef RUN
+RUN := runs/$(shell date +%Y%m%d-%H%M%S)
+endif
+
+# Two OpenMP processes side by side (a policy and its scorers) otherwise spin on each other's cores.
+export OMP_WAIT_POLICY ?= passive
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help train test test-quick test-gpu lint format check install constraints clean
+
+help:  ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile | expand -t 14
+	@echo "ARGS=... is passed on: make train ARGS='seed=1', make test ARGS='-k grading -x'."
+	@echo "RUN=... names the folder of make train; PYTHON=... the Python that .venv is made with."
+
+train: $(INSTALLED)  ## Train on math_multi_reward; metrics, checkpoints and report go to runs/<time>
+	$(BIN)/mrgym train math_multi_reward --out '$(RUN)' $(ARGS)
+
+# pytest exits 5 when it selected nothing: fine for one half (ARGS may name quick tests only).
+test: $(INSTALLED)  ## Run every test that needs no GPU, the quick ones first
+	@quick=0; slow=0; \
+	$(PYTEST) -m "not slow and not gpu" $(ARGS) || quick=$$?; \
+	$(PYTEST) -m "slow and not gpu" $(ARGS) || slow=$$?; \
+	case "$$quick,$$slow" in 0,0|0,5|5,0) ;; \
+	*) echo "make test: failed (exit code of the quick tests $$quick, of the slow ones $$slow)" >&2; \
+	exit 1;; esac
+
+test-quick: $(INSTALLED)  ## Run the quick tests only
+	@$(PYTEST) -m "not slow and not gpu" $(ARGS)
+
+test-gpu: $(INSTALLED)  ## Run the tests that need a CUDA device
+	@$(PYTEST) -m gpu $(ARGS)
+
+lint: $(INSTALLED)  ## Check style, formatting and types
+	@failed=0; \
+	$(BIN)/python -m ruff check . || failed=1; \
+	$(BIN)/python -m ruff format --check . || failed=1; \
+	$(BIN)/python -m mypy || failed=1; \
+	exit $$failed
+
+format: $(INSTALLED)  ## Mend what ruff can mend
+	$(BIN)/python -m ruff check --fix .
+	$(BIN)/python -m ruff format .
+
+check: lint test  ## What CI runs: lint, then test
+
+install: $(INSTALLED)  ## Set up .venv and nothing else
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@set -e; \
+	if ! test -x $(BIN)/pip; then \
+	  for python in $(PYTHONS); do \
+	    "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
+	      2>/dev/null && break; \
+	    tried="$$tried$${tried:+, }$$python ($$("$$python" --version 2>/dev/null || echo not found))"; \
+	    python=""; \
+	  done; \
+	  if test -z "$$python"; then \
+	    echo "Python: got $$tried, expected 3.11 or newer with its venv module;" \
+	      "install python3 and python3-venv, or name one: make PYTHON=/path/to/python3.11" >&2; \
+	    exit 1; \
+	  fi; \
+	  echo "mrgym: making .venv with $$("$$python" --version)"; \
+	  "$$python" -m venv .venv; \
+	fi; \
+	echo "mrgym: installing what training and tests need (a few minutes the first time)"; \
+	$(BIN)/python -m pip install -qq --disable-pip-version-check \
+	  -c constraints.txt -e '.[train,data,dev]'; \
+	touch $@
+
+# Run it in a .venv that `make install` has just made; versions of GPU libraries follow torch's own.
+constraints: $(INSTALLED)  ## Write the versions installed in .venv to constraints.txt
+	@sed '/^[^#]/,$$d' constraints.txt > constraints.tmp
+	@$(BIN)/python -m pip freeze --all --exclude-editable --exclude pip \
+	  | grep -Ev '^(cuda|nvidia|triton)' | sed 's/+[a-z0-9.]*$$//' >> constraints.tmp
+	@mv constraints.tmp constraints.txt
+
+clean:  ## Remove .venv, caches and built packages (runs/ stays)
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
