@@ -12,7 +12,13 @@ from mrgym.cli.eval import evaluate
 from mrgym.cli.list import list_environments
 from mrgym.cli.report import report
 from mrgym.cli.train import train
-from mrgym.errors import MrgymError, RolloutError, SamplerError, ScoreError
+from mrgym.errors import (
+    MrgymError,
+    RewardContractError,
+    RolloutError,
+    SamplerError,
+    ScoreError,
+)
 
 __all__ = ["app", "main"]
 
@@ -35,7 +41,7 @@ def _one_line(message: Warning | str, *_: object, **__: object) -> str:
 
 
 # These happen while running; everything else was wrong before anything ran.
-_WHILE_RUNNING = (SamplerError, ScoreError, RolloutError)
+_WHILE_RUNNING = (RewardContractError, RolloutError, SamplerError, ScoreError)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -64,6 +65,8 @@ def train(
         overwrite=overwrite,
         progress=not as_json,
     )
+    # Job schedulers ask with SIGTERM; it ends a run as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         summary = trainer.train()
     except KeyboardInterrupt:

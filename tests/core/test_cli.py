@@ -15,7 +15,6 @@ from mrgym.cli import main
 from mrgym.wire import read_rollouts
 
 MATH = "math_multi_reward"
-GOLD = "<think>...</think>\n<answer>{}</answer>"
 
 MY_ENVS = '''
 import mrgym
@@ -176,10 +175,9 @@ def test_arguments_of_the_environment(cli):
 
 def test_tasks_of_a_file(cli, tmp_path):
     rows = [{"question": f"{i} + 1?", "answer": str(i + 1)} for i in range(30)]
-    done = cli(
-        "eval", MATH, "--sampler", "scripted", "--json", "--tasks", write(tmp_path / "t.jsonl", *rows),
-        "--split", "train",
-    )  # fmt: skip
+    tasks = write(tmp_path / "t.jsonl", *rows)
+    args = ("--sampler", "scripted", "--tasks", tasks, "--split", "train", "--json")
+    done = cli("eval", MATH, *args)
     means = json.loads(done.out)
     assert 0 < means["n"] < 30
     assert means["reward/correctness"] == 1.0
@@ -205,9 +203,8 @@ def test_gold_completions_are_replayed_without_a_file(cli, tmp_path):
     assert means["reward"] == 3.0
     saved = list(read_rollouts(tmp_path / "deep" / "rollouts.jsonl"))
     assert len(saved) == 20
-    assert saved[0].turns[0].completion == GOLD.format(saved[0].answer).replace(
-        "...", saved[0].turns[0].completion[7:].split("</think>")[0]
-    )
+    for rollout in saved:
+        assert f"<answer>{rollout.answer}</answer>" in rollout.turns[0].completion
 
 
 def test_the_table_shows_every_component_and_the_sum(cli):
@@ -294,8 +291,7 @@ def test_scores_that_fail_are_a_failure_with_counts(cli, tmp_path):
 def test_a_score_out_of_range_is_named(cli, tmp_path):
     path = write(tmp_path / "c.jsonl", "a", "b", "c", "d")
     done = cli("eval", "my_envs:Broken", "--sampler", "scripted", "--completions", path)
-    assert done.code in (1, 2)
-    fails(done, done.code, "lines=2.0", "[0", "task eval-0")
+    fails(done, 1, "lines=2.0", "[0", "task eval-0")
 
 
 @pytest.mark.parametrize(
@@ -348,7 +344,7 @@ def endpoint():
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     seen.url = f"http://127.0.0.1:{server.server_port}/v1"
     yield seen
     server.shutdown()
@@ -396,7 +392,9 @@ def test_an_endpoint_needs_an_address(cli):
 
 # --- train, report --------------------------------------------------------------------------
 
-QUICK = ("steps=2", "prompts_per_step=2", "group_size=2", "eval_tasks=4")
+QUICK = (
+    "steps=2", "prompts_per_step=2", "group_size=2", "eval_tasks=2", "max_completion_tokens=8",
+)  # fmt: skip
 
 
 def test_train_as_json_leaves_a_run_folder(cli, tmp_path):
@@ -412,19 +410,19 @@ def test_train_as_json_leaves_a_run_folder(cli, tmp_path):
         assert (tmp_path / "run" / name).exists(), name
 
 
-def test_train_on_a_class_in_the_working_directory(cli, tmp_path):
-    done = cli("train", "my_envs:Haiku", *QUICK, "--out", "run")
+def test_train_on_a_class_in_the_working_directory_and_report_it(cli, tmp_path):
+    done = cli("train", "my_envs:Haiku", *QUICK)
     assert done.code == 0, done.err
-    for word in ("lines", "brief", "sum", "greedy end", "report: run/report.html"):
-        assert word in done.out
-    assert "eval at step" in done.err
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["env"] == "my_envs:Haiku"
-
-
-def test_train_names_a_run_folder_itself(cli, tmp_path):
-    assert cli("train", "my_envs:Haiku", *QUICK, "--json").code == 0
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("my_envs.Haiku-")
+    report = folder.relative_to(tmp_path) / "report.html"
+    for word in ("lines", "brief", "sum", "greedy end", f"report: {report}"):
+        assert word in done.out
+    assert "eval at step" in done.err
+    assert json.loads((folder / "summary.json").read_text())["env"] == "my_envs:Haiku"
+    again = cli("report", folder, "--to", "page.html")
+    assert (again.code, again.out.strip()) == (0, "page.html")
+    assert (tmp_path / "page.html").read_text() == (folder / "report.html").read_text()
 
 
 def test_a_run_can_be_repeated_from_its_config(cli, tmp_path):
@@ -454,16 +452,18 @@ def test_train_refuses_bad_input_before_anything_runs(cli, tmp_path, args, words
 
 
 def test_train_keeps_an_earlier_run_unless_told(cli, tmp_path):
-    first = ("train", "my_envs:Haiku", *QUICK, "--out", "run", "--json")
-    assert cli(*first).code == 0
-    fails(cli(*first), 2, "already holds a run", "--overwrite")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "summary.json").write_text("{}")
+    args = ("train", "my_envs:Haiku", *QUICK, "--out", "run", "--json")
+    fails(cli(*args), 2, "already holds a run", "--overwrite")
+    assert (tmp_path / "run" / "summary.json").read_text() == "{}"
+    assert cli(*args, "--overwrite").code == 0
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
-    assert cli(*first, "--overwrite").code == 0
 
 
 def test_train_with_scores_that_fail_is_a_failure(cli, tmp_path):
     done = cli("train", "my_envs:Raising", *QUICK, "--out", "run", "--json")
-    fails(done, 1, "4 failures in 4 rollouts", "the judge is down")
+    fails(done, 1, "2 failures in 2 rollouts", "the judge is down")
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
 
 
@@ -473,13 +473,6 @@ def test_ctrl_c_before_the_first_step_ends_in_order(cli, tmp_path):
     assert "interrupted: checkpoint and summary are in run" in done.err
     assert "Traceback" not in done.err
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "interrupted"
-
-
-def test_report_writes_a_page(cli, tmp_path):
-    assert cli("train", "my_envs:Haiku", *QUICK, "--out", "run", "--json").code == 0
-    done = cli("report", "run", "--to", "page.html")
-    assert (done.code, done.out.strip()) == (0, "page.html")
-    assert "<html" in (tmp_path / "page.html").read_text()
 
 
 def test_report_of_something_else_is_bad_input(cli, tmp_path):
@@ -505,7 +498,6 @@ def start(*args, cwd, without=()):
     ("args", "missing"),
     [
         (("train", MATH), "torch"), (("eval", MATH), "torch"), (("report", "."), "matplotlib"),
-        (("train", MATH), "yaml"),
     ],
 )  # fmt: skip
 def test_a_missing_extra_prints_the_install_command(tmp_path, args, missing):
@@ -533,7 +525,11 @@ def test_the_installed_command_finds_a_class_in_the_working_directory(tmp_path):
     (tmp_path / "my_envs.py").write_text(MY_ENVS)
     script = os.path.join(os.path.dirname(sys.executable), "mrgym")
     done = subprocess.run(
-        [script, "check", "my_envs:Haiku"], cwd=tmp_path, capture_output=True, text=True, check=False
+        [script, "check", "my_envs:Haiku"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
     unknown = subprocess.run(

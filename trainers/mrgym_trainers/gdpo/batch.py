@@ -123,6 +123,6 @@ def _pad(rollouts: Sequence[Rollout], rows: list[int], device: Any) -> MicroBatc
         torch.tensor(rows, device=device),
         torch.tensor(ids, device=device),
         first,
-        torch.tensor(mask, device=device),
-        torch.tensor(logprobs, device=device),
+        torch.tensor(mask, dtype=torch.bool, device=device),
+        torch.tensor(logprobs, dtype=torch.float32, device=device),
     )

@@ -38,6 +38,7 @@ _TINY_DEFAULTS: Final[Mapping[str, Any]] = {
     "micro_batch_tokens": 65_536,
 }
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+Beta: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 _SHORTHANDS: Final = ("estimator", "weights")
 
 
@@ -125,7 +126,7 @@ class GDPOConfig(_Strict):
     lr_schedule: Literal["cosine", "linear", "constant"] = "cosine"
     lr_end: Share = 0.05
     warmup_steps: NonNegativeInt = 0
-    adam_betas: tuple[float, float] = (0.9, 0.99)
+    adam_betas: tuple[Beta, Beta] = (0.9, 0.99)
     weight_decay: NonNegativeFloat = 0.0
     max_grad_norm: PositiveFloat = 1.0
     micro_batch_tokens: PositiveInt = 4096
@@ -172,7 +173,8 @@ def load_config(
     """Return the configuration of a YAML file, changed by ``key=value`` overrides.
 
     Args:
-        path: YAML file of a mapping; defaults only, if left out.
+        path: YAML file of a mapping; defaults only, if left out. The ``config.yaml`` of a run
+            can be used as it is: its ``env`` is no key of the configuration and is passed over.
         overrides: Such as ``"steps=50"`` or ``"advantage.weights.format=0.5"``; values are YAML.
         **given: Keys that win over the file and lose against ``overrides``.
 
@@ -180,6 +182,7 @@ def load_config(
         ConfigError: If the file is not a mapping, an override has no ``=``, or a key is unknown.
     """
     data = _read_yaml(Path(path)) if path is not None else {}
+    data.pop("env", None)
     data.update({key: value for key, value in given.items() if value is not None})
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -230,6 +233,11 @@ def _expand_shorthands(data: dict[str, Any]) -> dict[str, Any]:
     advantage = data.get("advantage", {})
     if isinstance(advantage, AdvantageConfig):
         advantage = advantage.model_dump(exclude_unset=True)
+    if not isinstance(advantage, Mapping):
+        raise ConfigError(
+            f"GDPOConfig: advantage: got {advantage!r}, expected a mapping of keys; "
+            "write advantage: {group_eps: 1.0e-4}, or leave it out"
+        )
     twice = [key for key in short if key in advantage]
     if twice:
         raise ConfigError(

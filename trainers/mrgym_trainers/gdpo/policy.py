@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
@@ -64,7 +65,7 @@ class Policy:
         ).logits
         logprobs_BTV = (logits_BTV.float() / temperature).log_softmax(-1)
         with torch.no_grad():
-            entropy_BT = -(logprobs_BTV.exp() * logprobs_BTV).sum(-1)
+            entropy_BT = torch.special.entr(logprobs_BTV.exp()).sum(-1)
         chosen_BT = logprobs_BTV.gather(2, input_ids_BT[:, first:, None]).squeeze(2)
         return chosen_BT, entropy_BT
 
@@ -78,7 +79,8 @@ def load_policy(name: str, *, device: str = "auto", dtype: str = "float32") -> P
         dtype: ``"float32"`` or ``"bfloat16"``.
 
     Raises:
-        ConfigError: If it is not a causal language model with a tokenizer.
+        ConfigError: If it is not a causal language model with a tokenizer, or the device is
+            not there.
     """
     source = str(tiny_policy_path()) if name == TINY else name
     _check_folder(name, source)
@@ -87,16 +89,26 @@ def load_policy(name: str, *, device: str = "auto", dtype: str = "float32") -> P
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
         model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300]
         raise ConfigError(
             f"model {name!r}: got {type(error).__name__} ({reason}), expected a causal language "
             "model with its tokenizer; give a model folder, a hub id or 'tiny'"
         ) from error
+    return Policy(_moved(model, device), tokenizer, name)
+
+
+def _moved(model: Any, device: str) -> Any:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    moved: Any = model
-    return Policy(moved.to(device), tokenizer, name)
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError) as error:  # torch has no error class for this
+        reason = (str(error).splitlines() or [""])[0]
+        raise ConfigError(
+            f"device: got {device!r} ({reason}), expected one this machine has; "
+            "leave it out, or set device=cpu"
+        ) from error
 
 
 def _check_folder(name: str, source: str) -> None:

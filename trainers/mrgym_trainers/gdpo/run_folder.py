@@ -28,7 +28,8 @@ class RunFolder:
         overwrite: Remove the files of an earlier run there (nothing else).
 
     Raises:
-        ConfigError: If it holds a run already and ``overwrite`` is false, or is a file.
+        ConfigError: If it holds a run already and ``overwrite`` is false, is a file, or cannot
+            be written to.
     """
 
     def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
@@ -41,10 +42,16 @@ class RunFolder:
                 f"{self.path}: got a folder that already holds a run ({', '.join(held)}), expected "
                 "a new one; choose another --out or pass --overwrite"
             )
-        for name in held:
-            _remove(self.path / name)
-        self.path.mkdir(parents=True, exist_ok=True)
-        (self.path / "metrics.jsonl").touch()
+        try:
+            for name in held:
+                _remove(self.path / name)
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / "metrics.jsonl").touch()
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path}: got {error.strerror}, expected a folder to write to; "
+                "choose another --out"
+            ) from error
 
     def write_config(self, config: GDPOConfig, env: str) -> None:
         """Write the resolved configuration."""

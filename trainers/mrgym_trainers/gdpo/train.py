@@ -294,7 +294,9 @@ def _set_learning_rate(optimizer: torch.optim.Optimizer, step: int, config: GDPO
 
 
 def _shuffled(batch: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-    """Hand every rollout the scores of another one."""
-    order = torch.randperm(len(batch["valid"]), generator=generator)
+    """Hand every usable rollout the scores of another usable one."""
+    usable = batch["valid"].nonzero().squeeze(1)
+    order = torch.arange(len(batch["valid"]))
+    order[usable] = usable[torch.randperm(len(usable), generator=generator)]
     prefixes = (REWARD_PREFIX, PRESENT_PREFIX)
     return {k: v[order] if k.startswith(prefixes) else v for k, v in batch.items()}

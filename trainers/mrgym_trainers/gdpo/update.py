@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -81,8 +82,8 @@ def update(
         config: The run's configuration.
 
     Returns:
-        ``loss/*`` and ``mismatch/*`` metrics; the mismatch compares the sampler's
-        log-probabilities with the policy's own before the update.
+        ``loss/*`` and ``mismatch/*`` metrics, as far as they are finite; the mismatch compares
+        the sampler's log-probabilities with the policy's own before the update.
     """
     lengths = [rollout.completion_length for rollout in rollouts]
     usable = [i for i, ok in enumerate(valid_B.tolist()) if ok and lengths[i] > 0]
@@ -94,8 +95,9 @@ def update(
         rollouts, rows, max_tokens=config.micro_batch_tokens, device=policy.device
     )
     advantages_B = advantages_B.to(policy.device)
+    # Dropout would move the ratio off 1 before anything was learned; the sampler has none either.
+    policy.model.eval()
     old = _old_policy_logprobs(policy, parts, config) if config.updates_per_step > 1 else None
-    policy.model.train()
     first: dict[str, float] = {}
     for _ in range(config.updates_per_step):
         metrics = _pass(policy, optimizer, parts, old, advantages_B, denominator, config)
@@ -132,16 +134,17 @@ def _pass(
     skipped = not bool(torch.isfinite(norm))
     if not skipped:
         optimizer.step()
-    return {
+    metrics = {
         "loss/policy": sums.totals["loss"],
         "loss/clip_frac": sums.per_token("clipped"),
         "loss/approx_kl": sums.per_token("kl"),
         "loss/entropy": sums.per_token("entropy"),
-        "loss/grad_norm": 0.0 if skipped else float(norm),
+        "loss/grad_norm": float(norm),
         "loss/non_finite": float(skipped),
         "mismatch/kl": sums.per_token("mismatch"),
         "mismatch/max_abs": sums.mismatch_max,
     }
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def _add_mismatch(sums: _Sums, old_policy_logprobs_BT: Tensor, part: MicroBatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from mrgym.errors import ConfigError
@@ -20,10 +20,12 @@ class TokenizerCodec:
     Args:
         tokenizer: A Transformers tokenizer. With a chat template, messages are rendered through
             it; without one, the plain prompt is used.
+        stop_ids: Tokens that end a completion; the tokenizer's own end token if left out.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, stop_ids: Collection[int] | None = None) -> None:
         self.tokenizer = tokenizer
+        self._stop_ids = {tokenizer.eos_token_id} if stop_ids is None else set(stop_ids)
         self.uses_template = bool(getattr(tokenizer, "chat_template", None))
         probe = tokenizer("a").input_ids
         bos = tokenizer.bos_token_id
@@ -36,9 +38,7 @@ class TokenizerCodec:
             ConfigError: If nothing is left to encode.
         """
         text = self._render(prompt.messages) if self.uses_template else prompt.text
-        if prompt.prefill and not text.rstrip().endswith(prompt.prefill.rstrip()):
-            text += prompt.prefill
-        ids = self._encode(text)
+        ids = self._encode(_with_prefill(text, prompt.prefill))
         if self._bos and ids[:1] != self._bos:
             ids = self._bos + ids
         if not ids:
@@ -52,14 +52,14 @@ class TokenizerCodec:
         """Return the ids between a finished completion and the policy's next turn."""
         if not self.uses_template:
             said = "\n".join(message["content"] for message in answers)
-            return self._encode(f"\n{said}\n{prompt.prefill}")
+            return self._encode(_with_prefill(f"\n{said}\n", prompt.prefill))
         asked = Message(role="user", content="?")
         spoken = Message(role="assistant", content=_MARK)
         rendered = self._render([asked, spoken, *answers])
         tail = rendered[rendered.rindex(_MARK) + len(_MARK) :]
+        ids = self._encode(_with_prefill(tail, prompt.prefill))
         # The completion's own end token closes its turn already.
-        tail = tail.removeprefix(self.tokenizer.eos_token or "")
-        return self._encode(tail + prompt.prefill)
+        return ids[1:] if ids and ids[0] in self._stop_ids else ids
 
     def _render(self, messages: Sequence[Message]) -> str:
         text: str = self.tokenizer.apply_chat_template(
@@ -70,3 +70,9 @@ class TokenizerCodec:
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False).input_ids
         return ids
+
+
+def _with_prefill(text: str, prefill: str) -> str:
+    """Return a prompt that ends in the prefill; some templates open it themselves."""
+    opened = text.rstrip().endswith(prefill.rstrip()) and prefill.strip() != ""
+    return text if opened else text + prefill

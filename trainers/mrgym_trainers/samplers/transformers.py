@@ -41,12 +41,12 @@ class TransformersSampler:
 
     def __init__(self, model: Any, tokenizer: Any, *, max_rows: int = 256, seed: int = 0) -> None:
         self.model = model
-        self._codec = TokenizerCodec(tokenizer)
+        self._stop_ids = _stop_ids(model, tokenizer)
+        self._codec = TokenizerCodec(tokenizer, self._stop_ids)
         self.codec: Codec | None = self._codec
         self._tokenizer = tokenizer
         self._max_rows = max_rows
         self._generator = torch.Generator(device=model.device).manual_seed(seed)
-        self._stop_ids = _stop_ids(model, tokenizer)
         self._version = 0
         # Transformers renamed the argument in release 5.
         named = inspect.signature(model.forward).parameters
@@ -64,19 +64,20 @@ class TransformersSampler:
             SamplerError: If a prompt leaves no room for a completion, or ``top_p``/``top_k`` is
                 asked for.
         """
-        self._check(prompts, params)
+        ids = [prompt.token_ids or self._codec.start(prompt) for prompt in prompts]
+        self._check(ids, params)
         if params.seed is not None:
             self._generator.manual_seed(params.seed)
         per_call = max(1, self._max_rows // n)
         # Prompts of similar length go together, so that little is spent on padding.
-        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i].token_ids))
-        out: list[list[Completion]] = [[] for _ in prompts]
+        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+        out: list[list[Completion]] = [[] for _ in ids]
         was_training = self.model.training
         self.model.eval()
         for at in range(0, len(order), per_call):
             part = order[at : at + per_call]
-            ids = [prompts[i].token_ids or self._codec.start(prompts[i]) for i in part]
-            for i, group in zip(part, self._sample_groups(ids, n, params), strict=True):
+            groups = self._sample_groups([ids[i] for i in part], n, params)
+            for i, group in zip(part, groups, strict=True):
                 out[i] = group
         self.model.train(was_training)
         return out
@@ -97,14 +98,14 @@ class TransformersSampler:
     def close(self) -> None:
         """Nothing to free: the model belongs to the caller."""
 
-    def _check(self, prompts: Sequence[Prompt], params: SamplingParams) -> None:
+    def _check(self, ids: Sequence[list[int]], params: SamplingParams) -> None:
         if params.top_p != 1.0 or params.top_k != 0:
             raise SamplerError(
                 f"TransformersSampler: got top_p={params.top_p}, top_k={params.top_k}, expected "
                 "the full distribution; leave them out"
             )
         room = getattr(self.model.config, "max_position_embeddings", None)
-        longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
+        longest = max(map(len, ids), default=0)
         if room is not None and longest + params.max_tokens > room:
             raise SamplerError(
                 f"TransformersSampler: got a prompt of {longest} tokens and max_tokens="
@@ -175,8 +176,17 @@ class TransformersSampler:
             tokens_B = logits_BV.argmax(-1)
         else:
             logprobs_BV = (logits_BV / temperature).log_softmax(-1)
-            tokens_B = torch.multinomial(logprobs_BV.exp(), 1, generator=self._generator)[:, 0]
+            tokens_B = self._multinomial(logprobs_BV.exp())
         return tokens_B, logprobs_BV.gather(1, tokens_B[:, None])[:, 0]
+
+    def _multinomial(self, probabilities_BV: Tensor) -> Tensor:
+        try:
+            return torch.multinomial(probabilities_BV, 1, generator=self._generator)[:, 0]
+        except RuntimeError as error:  # how torch refuses NaN
+            raise SamplerError(
+                f"TransformersSampler: got no distribution from the model ({error}), expected "
+                "finite logits; the weights have diverged, try a lower learning_rate"
+            ) from error
 
     def _record(self, rows: _Rows, live_B: Tensor, tokens_B: Tensor, logprobs_B: Tensor) -> Tensor:
         """Append a token to every running row and return which rows still run."""
