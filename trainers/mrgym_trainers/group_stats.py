@@ -223,10 +223,9 @@ def mean_and_std(
 def _unbiased(squares: FloatArray, count: npt.NDArray[Any], float32_factors: bool) -> FloatArray:
     """Return ``squares / (count - 1)``, 0 for fewer than two rows."""
     variance: FloatArray = squares / np.maximum(count - 1, 1)
-    if not float32_factors:
-        return variance
-    factor = count.astype(np.float32) / np.maximum(count - 1, 1).astype(np.float32)
-    variance = squares / np.maximum(count, 1) * factor.astype(np.float64)
+    if float32_factors:
+        factor = count.astype(np.float32) / np.maximum(count - 1, 1).astype(np.float32)
+        variance = squares / np.maximum(count, 1) * factor.astype(np.float64)
     return variance
 
 

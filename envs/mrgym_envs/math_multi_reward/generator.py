@@ -92,8 +92,8 @@ _EASY: Final[dict[str, tuple[str, ...]]] = {
     "add_multiply": (
         "{name} has {a} red and {b} blue {things} in each of {c} bags: how many are there?",
         "A bag has {a} red and {b} blue {things}: how many are in {c} bags?",
-        "How many {things} has {name} in {c} bags if each has {a} red and {b} blue?",
-        "How many {things} are in {c} bags if {a} red and {b} blue are in each?",
+        "If {name} has {a} red and {b} blue {things} in a bag, how many are in {c} bags?",
+        "If {a} red and {b} blue {things} go in each bag, how many are in {c} bags?",
     ),
 }
 
