@@ -88,7 +88,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast, *, seed: int) -> LlamaForCausa
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-        initializer_range=0.06,  # with the usual 0.02 so narrow a model learns several times slower
+        initializer_range=0.06,  # so narrow a model learns arithmetic much later with 0.02
         dtype="float32",
     )
     return LlamaForCausalLM(config)
