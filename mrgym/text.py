@@ -8,17 +8,16 @@
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 
-from mrgym.components import ABSENT, Absent, ComponentSet, Reduction, RewardVector, as_score
+from mrgym.components import ABSENT, ComponentSet, RewardVector
 from mrgym.env import MultiRewardEnv, StepResult, reward_info
+from mrgym.episode import State, TurnOutcome, reduce_turns, turn_numbers
 from mrgym.errors import (
     RewardContractError,
     RewardDefinitionError,
@@ -27,7 +26,7 @@ from mrgym.errors import (
     TaskError,
 )
 from mrgym.sampler import Completion, Prompt
-from mrgym.scoring import InlineScorer, ScoreMethod, Scorer, Status
+from mrgym.scoring import InlineScorer, ScoreMethod, Scorer
 from mrgym.scoring.declare import EVERY, collect_score_methods, score_every
 from mrgym.spaces import Message, TextSpace
 from mrgym.tasks import (
@@ -54,59 +53,6 @@ Reply: TypeAlias = "str | list[Message] | None"
 Tasks: TypeAlias = "TaskSource | Iterable[Task] | str | Path"
 
 HUB_SPLITS: dict[Split, str] = {"train": "train", "eval": "test"}
-_REDUCTIONS: dict[Reduction, Callable[[list[float]], float]] = {
-    "last": lambda scores: scores[-1],
-    "sum": math.fsum,
-    "max": max,
-    "mean": lambda scores: math.fsum(scores) / len(scores),
-}
-
-
-@dataclass
-class State:
-    """Everything one episode knows.
-
-    Attributes:
-        task: What is to be solved.
-        messages: The conversation so far, the policy's turns included.
-        turn: Number of completions so far.
-        turn_scores: Scores of every turn, by component.
-        data: Free room for the environment.
-        rng: The episode's own random numbers.
-    """
-
-    task: Task
-    messages: list[Message] = field(default_factory=list)
-    turn: int = 0
-    turn_scores: list[dict[str, float | Absent]] = field(default_factory=list)
-    data: dict[str, Any] = field(default_factory=dict)
-    rng: np.random.Generator = field(default_factory=np.random.default_rng)
-
-
-@dataclass(slots=True)
-class TurnOutcome:
-    """What one completion led to.
-
-    Attributes:
-        answers: The environment's next messages; empty when the episode is over.
-        terminated: Whether the task ended the episode.
-        truncated: Whether a limit (tokens, turns) ended it.
-        status: ``"ok"``, ``"error"`` or ``"timeout"``.
-        error: What went wrong.
-        vector: The episode's checked scores, once it is over and ``status`` is ``"ok"``.
-    """
-
-    answers: list[Message]
-    terminated: bool
-    truncated: bool
-    status: Status = "ok"
-    error: str | None = None
-    vector: RewardVector | None = None
-
-    @property
-    def over(self) -> bool:
-        """Whether the episode ended with this turn."""
-        return self.terminated or self.truncated
 
 
 class TextEnv(MultiRewardEnv[str, str]):
@@ -272,7 +218,7 @@ class TextEnv(MultiRewardEnv[str, str]):
         live = [i for i, outcome in enumerate(outcomes) if outcome.status == "ok"]
         scored = scorer.score(self, [states[i] for i in live], [completions[i] for i in live])
         for i, result in zip(live, scored, strict=True):
-            states[i].turn_scores.append(_numbers(result.scores, self._subject(states[i])))
+            states[i].turn_scores.append(turn_numbers(result.scores, self._subject(states[i])))
             if result.status != "ok":
                 outcomes[i] = TurnOutcome([], True, False, result.status, result.error)
             elif outcomes[i].over:
@@ -299,7 +245,7 @@ class TextEnv(MultiRewardEnv[str, str]):
     def _episode_scores(self, state: State) -> RewardVector:
         declared = self._declared()
         turns = state.turn_scores
-        scores = turns[0] if len(turns) == 1 else _reduced(declared, turns)
+        scores = turns[0] if len(turns) == 1 else reduce_turns(declared, turns)
         return declared.score(scores, subject=self._subject(state))
 
     def _subject(self, state: State) -> str:
@@ -403,33 +349,6 @@ class MultiTurnEnv(TextEnv):
     """
 
     max_turns = 8
-
-
-def _numbers(scores: Mapping[str, object], subject: str) -> dict[str, float | Absent]:
-    """Return a turn's scores as finite floats; names and ranges are the episode's concern."""
-    turn: dict[str, float | Absent] = {}
-    for name, value in scores.items():
-        score = value if isinstance(value, Absent) else as_score(value, name, subject)
-        if score is not ABSENT and not math.isfinite(score):
-            raise RewardContractError(
-                f"{subject}: got {name}={score!r}, expected a finite number; "
-                "handle the failed measurement, or abstain with mrgym.ABSENT"
-            )
-        turn[name] = score
-    return turn
-
-
-def _reduced(
-    declared: ComponentSet, turns: Sequence[Mapping[str, float | Absent]]
-) -> dict[str, float | Absent]:
-    """Return the episode's scores: every component reduced over the turns it was measured on."""
-    episode: dict[str, float | Absent] = {}
-    for name in dict.fromkeys(name for turn in turns for name in turn):
-        measured = (turn.get(name, ABSENT) for turn in turns)
-        scores = [score for score in measured if score is not ABSENT]
-        rule = declared[name].reduce if name in declared else "last"
-        episode[name] = _REDUCTIONS[rule](scores) if scores else ABSENT
-    return episode
 
 
 def _is_file_name(text: str) -> bool:
