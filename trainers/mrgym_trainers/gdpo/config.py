@@ -32,7 +32,7 @@ TINY: Final = "tiny"
 _TINY_DEFAULTS: Final[Mapping[str, Any]] = {
     "learning_rate": 2e-4,
     "max_completion_tokens": 36,
-    "steps": 300,
+    "steps": 250,
     "prompts_per_step": 32,
     "eval_tasks": 512,
     "micro_batch_tokens": 65_536,
