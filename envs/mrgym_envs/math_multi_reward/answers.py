@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from mrgym.errors import TaskError
+from mrgym_envs.grading.boxes import last_boxed
 
-__all__ = ["extract_answer", "has_format", "is_integer", "normalise_gold", "read_gold"]
+__all__ = [
+    "extract_answer",
+    "has_format",
+    "is_integer",
+    "normalise_gold",
+    "read_gold",
+    "read_gold_of_row",
+]
 
 _TAGS: Final = ("<think>", "</think>", "<answer>", "</answer>")
 _UNSIGNED: Final = re.compile(r"[0-9]+")
@@ -65,6 +74,21 @@ def read_gold(answer: object) -> str:
             "mend or remove the row"
         )
     return gold
+
+
+def read_gold_of_row(row: Mapping[str, Any]) -> str:
+    r"""Return the gold of a row: its ``answer``, else what its ``solution`` ends with.
+
+    That is the text after the last ``####``; in it, or without one, the last ``\\boxed{}``
+    (with the boxes listed right before it); without a box all of it.
+
+    Raises:
+        TaskError: If nothing is there.
+    """
+    value = row.get("answer")
+    gold = read_gold(row.get("solution") if value is None else value)
+    box = last_boxed(gold)
+    return read_gold(box.content) if box else gold
 
 
 def normalise_gold(gold: str) -> str:
