@@ -261,6 +261,23 @@ class ComponentSet(Mapping[str, Component]):
                     "build the step with self.emit(...), which applies gates"
                 )
 
+    def check_turn(self, scores: Mapping[str, float | Absent], *, subject: str) -> None:
+        """Check one turn of several: every declared name is there, and in range unless summed.
+
+        Any component may abstain on a turn; ranges of summed ones hold for the episode.
+
+        Raises:
+            RewardContractError: Missing or unknown name, or out of the declared range.
+        """
+        if scores.keys() != self._names:
+            self._check_names(scores, subject, absent_is_left_out=False)
+        for name, low, high in self._plain:
+            value = scores[name]
+            if isinstance(value, Absent) or self[name].reduce == "sum":
+                continue
+            if not low <= value <= high:
+                raise _out_of_range(value, name, low, high, subject)
+
     def _numbers(
         self,
         scores: Mapping[str, object],

@@ -6,7 +6,8 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Mapping, Sized
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, SupportsFloat, TypeVar
+from types import MethodType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, SupportsFloat, TypeVar
 
 import gymnasium as gym
 
@@ -53,10 +54,18 @@ class MultiRewardEnv(gym.Env[ObsT, ActT], Generic[ObsT, ActT]):
         declared = cls.__dict__.get("components")
         if isinstance(declared, Mapping) and not isinstance(declared, ComponentSet):
             cls.components = ComponentSet(declared)
-        # The lookup goes through the MRO, so a step that comes from a mixin is guarded as well.
-        step = cls.step
-        if step is not gym.Env.step and not _is_guarded(step):
-            cls.step = _guarded(step)  # type: ignore[method-assign]
+        _guard_class(cls)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Guard ``step`` again: a mixin may have hidden the class, or somebody replaced it."""
+        _guard_class(cls)
+        return super().__new__(cls)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "step":
+            given = value
+            value = MethodType(_guarded(lambda _, *args, **kwargs: given(*args, **kwargs)), self)
+        super().__setattr__(name, value)
 
     @property
     def contract_name(self) -> str:
@@ -119,6 +128,13 @@ def reward_info(declared: ComponentSet, vector: RewardVector) -> dict[str, Any]:
     return out
 
 
+def _guard_class(cls: type[MultiRewardEnv[Any, Any]]) -> None:
+    # The lookup goes through the MRO, so a step that comes from a mixin is guarded as well.
+    step = cls.step
+    if step is not gym.Env.step and not _is_guarded(step):
+        cls.step = _guarded(step)  # type: ignore[method-assign]
+
+
 def _guarded(step: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap ``step`` so that what it returns is checked, once, at the outermost call."""
 
@@ -126,11 +142,12 @@ def _guarded(step: Callable[..., Any]) -> Callable[..., Any]:
     def checked_step(self: MultiRewardEnv[Any, Any], *args: Any, **kwargs: Any) -> Any:
         if self._inside_step:  # a call of super().step(): the outer guard looks at the result
             return step(self, *args, **kwargs)
-        self._inside_step = True
+        own = self.__dict__
+        own["_inside_step"] = True
         try:
             result = step(self, *args, **kwargs)
         finally:
-            self._inside_step = False
+            own["_inside_step"] = False
         return _check_result(self, result)
 
     checked_step.__mrgym_guarded__ = checked_step  # type: ignore[attr-defined]

@@ -31,7 +31,7 @@ class _FunctionsEnv(SingleTurnEnv):
         self.components = declared
         methods = {}
         for name, function in functions.items():
-            attribute = f"score_{name}"
+            attribute = f"_function_{name}"
             setattr(self, attribute, function)
             methods[name] = ScoreMethod(
                 name, attribute, declared.get(name, Component()), batched=False, wants_state=False

@@ -191,6 +191,7 @@ def run_groups(
     while live:
         live = _play(env, scorer, live, completions, sampler, on_score_error)
         if live:
+            params = _next_turn(params)
             answers = sampler.sample([episode.prompt for episode in live], 1, params)
             _check_counts(answers, len(live), 1)
             completions = [answer[0] for answer in answers]
@@ -198,6 +199,13 @@ def run_groups(
         Group(first_group + g, task.id, [e.rollout for e in episodes[g * n : (g + 1) * n]])
         for g, task in enumerate(tasks)
     ]
+
+
+def _next_turn(params: SamplingParams) -> SamplingParams:
+    """Return the same with another seed: turns must not share random numbers."""
+    if params.seed is None:
+        return params
+    return msgspec.structs.replace(params, seed=params.seed + 1_000_003)
 
 
 def check_error_rate(groups: Iterable[Group], ceiling: float) -> float:

@@ -213,8 +213,9 @@ class ScriptedSampler(_FixedWeights):
         return text if isinstance(text, Completion) else Completion(text)
 
     def _from_mapping(self, prompt: Prompt, script: Mapping[str, str | Sequence[str]]) -> str:
-        key = prompt.task_id if prompt.task_id in script else prompt.text
-        if key not in script:
+        names = (prompt.task_id, prompt.text, prompt.text.strip())
+        key = next((name for name in names if name in script), None)
+        if key is None:
             raise SamplerError(
                 f"ScriptedSampler: got no completion for task {prompt.task_id!r}, expected one; "
                 "add it to the script"
@@ -274,13 +275,19 @@ class OpenAISampler(_FixedWeights):
         from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(max_workers=min(16, max(1, len(prompts)))) as pool:
-            return list(pool.map(lambda prompt: self._ask(prompt, n, params), prompts))
+            return list(
+                pool.map(lambda i: self._ask(prompts[i], i, n, params), range(len(prompts)))
+            )
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
 
-    def _ask(self, prompt: Prompt, n: int, params: SamplingParams) -> list[Completion]:
+    def _ask(
+        self, prompt: Prompt, position: int, n: int, params: SamplingParams
+    ) -> list[Completion]:
+        if params.seed is not None:  # prompts of a call must not share random numbers
+            params = msgspec.structs.replace(params, seed=params.seed + position * n)
         completions: list[Completion] = []
         while len(completions) < n:  # some servers answer n=1 whatever was asked
             got = self._choices(self._body(prompt, n, len(completions), params))
@@ -313,18 +320,22 @@ class OpenAISampler(_FixedWeights):
     def _choices(self, body: dict[str, Any]) -> list[Completion]:
         reply = self._post(body)
         try:
-            return [
-                Completion(
-                    choice["message"]["content"] or "",
-                    stop_reason="length" if choice.get("finish_reason") == "length" else "stop",
-                )
-                for choice in reply["choices"]
-            ]
+            return [self._completion(choice) for choice in reply["choices"]]
         except (KeyError, TypeError) as error:
             raise SamplerError(
                 f"{self._client.base_url}: got {str(reply)[:200]}, expected a chat completion "
                 "with choices; check that the address is an OpenAI-compatible endpoint"
             ) from error
+
+    def _completion(self, choice: dict[str, Any]) -> Completion:
+        text = choice["message"]["content"]
+        cut = choice.get("finish_reason") == "length"
+        if text is None and not cut:
+            raise SamplerError(
+                f"{self._client.base_url}: got a choice without content ({str(choice)[:120]}), "
+                "expected text; a refusal or a tool call is no completion"
+            )
+        return Completion("" if text is None else text, stop_reason="length" if cut else "stop")
 
     def _post(self, body: dict[str, Any]) -> Any:
         import httpx

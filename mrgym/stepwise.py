@@ -47,7 +47,9 @@ class _StepwiseEnv(MultiTurnEnv):
     def _task(self, seed: int) -> Task:
         # Held-out seeds are negative here and far away there: reset() takes none below 0.
         real_seed = seed if seed >= 0 else 2**31 + seed
-        observation, _ = self._make().reset(seed=real_seed)
+        env = self._make()
+        observation, _ = env.reset(seed=real_seed)
+        env.close()
         self._check_text(observation)
         return Task(observation, None, f"seed-{real_seed}", {"seed": real_seed})
 
@@ -63,6 +65,7 @@ class _StepwiseEnv(MultiTurnEnv):
         state.data["scores"] = {name: present.get(name, ABSENT) for name in self.components}
         state.data["cut"] = truncated and not terminated
         if terminated or truncated:
+            state.data["env"].close()
             return None
         self._check_text(observation)
         return str(observation)

@@ -28,7 +28,7 @@ from mrgym.errors import (
 from mrgym.sampler import Completion, Prompt
 from mrgym.scoring import InlineScorer, ScoreMethod, Scorer
 from mrgym.scoring.declare import EVERY, collect_score_methods, score_every
-from mrgym.spaces import Message, TextSpace
+from mrgym.spaces import Message, TextSpace, is_messages
 from mrgym.tasks import (
     Task,
     TaskSource,
@@ -149,7 +149,11 @@ class TextEnv(MultiRewardEnv[str, str]):
         return None
 
     def start(self, task: Task, rng: np.random.Generator) -> State:
-        """Return the state of a new episode (may be overridden)."""
+        """Return the state of a new episode (may be overridden).
+
+        The policy's first prompt is ``plain_prompt`` and ``messages`` of the task; the state's
+        messages are the record that later turns go on from.
+        """
         return State(task, self.messages(task), rng=rng)
 
     def respond(self, state: State, completion: Completion) -> Reply:
@@ -221,7 +225,11 @@ class TextEnv(MultiRewardEnv[str, str]):
             states[i].turn_scores.append(turn_numbers(result.scores, self._subject(states[i])))
             if result.status != "ok":
                 outcomes[i] = TurnOutcome([], True, False, result.status, result.error)
-            elif outcomes[i].over:
+                continue
+            if self.max_turns > 1:
+                turn = states[i].turn_scores[-1]
+                self._declared().check_turn(turn, subject=self._subject(states[i]))
+            if outcomes[i].over:
                 outcomes[i].vector = self._episode_scores(states[i])
         return outcomes
 
@@ -232,15 +240,25 @@ class TextEnv(MultiRewardEnv[str, str]):
             reply = self.respond(state, completion)
         except RewardContractError:
             raise
-        except Exception as error:  # an environment may raise anything; it becomes a status
+        except (Exception, SystemExit) as error:  # whatever it raises becomes a status
             return TurnOutcome([], True, False, "error", f"respond: {error!r}")
         if reply is None:
             return TurnOutcome([], True, completion.truncated)
         if completion.truncated or state.turn >= self.max_turns:
             return TurnOutcome([], False, True)
-        answers = [Message(role="user", content=reply)] if isinstance(reply, str) else list(reply)
+        answers = self._messages_of(reply)
         state.messages.extend(answers)
         return TurnOutcome(answers, False, False)
+
+    def _messages_of(self, reply: object) -> list[Message]:
+        if isinstance(reply, str):
+            return [Message(role="user", content=reply)]
+        if not reply or not is_messages(reply):
+            raise RewardContractError(
+                f"{self.contract_name}: got {type(reply).__name__} from respond, expected text, a "
+                "list of messages, or None to end the episode; return one of them"
+            )
+        return list(reply)
 
     def _episode_scores(self, state: State) -> RewardVector:
         declared = self._declared()
@@ -352,4 +370,8 @@ class MultiTurnEnv(TextEnv):
 
 
 def _is_file_name(text: str) -> bool:
-    return text.endswith((".jsonl", ".json")) or Path(text).is_file()
+    # A hub id is "name" or "owner/name", without the ending of a file.
+    if Path(text).exists():
+        return Path(text).is_file()  # a folder is a dataset's
+    looks_local = text.startswith((".", "/", "~")) or text.count("/") > 1
+    return looks_local or text.endswith((".jsonl", ".json", ".txt"))

@@ -82,7 +82,7 @@ def evaluate(
     text_env = as_text_env(lambda: make(env, **kwargs))
     source = text_env.task_source(split.value)[:limit]
     if sampler is SamplerKind.SCRIPTED:
-        chosen: Sampler = _scripted(completions, text_env)
+        chosen: Sampler = _scripted(completions, text_env, len(source) * n)
     elif sampler is SamplerKind.OPENAI:
         chosen = _openai(base_url, model)
     else:
@@ -113,7 +113,7 @@ def _show(
     out().print(table)
 
 
-def _scripted(path: Path | None, env: TextEnv) -> Sampler:
+def _scripted(path: Path | None, env: TextEnv, wanted: int) -> Sampler:
     if path is None:
         golds = _golds(env)
         if not golds:
@@ -122,7 +122,14 @@ def _scripted(path: Path | None, env: TextEnv) -> Sampler:
                 "pass --completions FILE or define gold_completion"
             )
         return ScriptedSampler(golds)
-    return ScriptedSampler(_read_script(path))
+    script = _read_script(path)
+    if isinstance(script, list) and len(script) != wanted:
+        raise ConfigError(
+            f"{path}: got {len(script)} completions without a 'task_id', expected {wanted} (one "
+            "for every task of the split, times --n); name the task on every line, or change "
+            "--split and --limit"
+        )
+    return ScriptedSampler(script)
 
 
 def _golds(env: TextEnv) -> dict[str, str]:
@@ -150,8 +157,8 @@ def _read_script(path: Path) -> list[str] | dict[str, list[str]]:
                 f"{path}, line {number}: got {shown!r}, expected a JSON string or an object "
                 "with a 'completion' string; mend the line"
             )
-        key = (row.get("task_id") or row.get("prompt")) if isinstance(row, dict) else None
-        if key:
+        key = row.get("task_id", row.get("prompt")) if isinstance(row, dict) else None
+        if key is not None:
             by_key.setdefault(str(key), []).append(text)
         else:
             in_order.append(text)

@@ -21,6 +21,9 @@ __all__ = ["InlineScorer", "Outcome", "Scorer", "Status"]
 Status: TypeAlias = Literal["ok", "error", "timeout"]
 T = TypeVar("T")
 
+# Ctrl-C is the one thing that is not the score function's.
+_ANYTHING = (Exception, SystemExit, asyncio.CancelledError)
+
 
 @dataclass(slots=True)
 class Outcome:
@@ -115,7 +118,7 @@ class InlineScorer:
             outcome.fail("timeout", component, _timeout_reason(error, self.timeout))
         except RewardContractError:
             raise
-        except Exception as error:  # a user's function may raise anything; it becomes a status
+        except _ANYTHING as error:  # a user's function may raise anything; it becomes a status
             outcome.fail("error", component, repr(error))
 
 
@@ -131,7 +134,7 @@ def _score_one(
         score = function(subject, completion)
     except RewardContractError:
         raise
-    except Exception as error:  # a user's function may raise anything; it becomes a status
+    except _ANYTHING as error:  # a user's function may raise anything; it becomes a status
         outcome.fail("error", component, repr(error))
         return
     if inspect.isawaitable(score):
@@ -154,7 +157,7 @@ def _score_batch(
             scores = _run(asyncio.wait_for(scores, timeout))
     except RewardContractError:
         raise
-    except Exception as error:  # a user's function may raise anything; it becomes a status
+    except _ANYTHING as error:  # a user's function may raise anything; it becomes a status
         timed_out = isinstance(error, TimeoutError)
         reason = _timeout_reason(error, timeout) if timed_out else repr(error)
         for outcome in outcomes:
@@ -177,7 +180,7 @@ def _as_list(scores: Any) -> list[Any] | None:
     return list(scores) if isinstance(scores, (list, tuple)) else None
 
 
-def _timeout_reason(error: Exception, timeout: float | None) -> str:
+def _timeout_reason(error: BaseException, timeout: float | None) -> str:
     """Say whose patience ended: ours (the error carries no text), or the function's own."""
     return repr(error) if error.args or timeout is None else f"no score within {timeout:g} s"
 

@@ -265,10 +265,14 @@ def test_a_missing_file_of_completions_is_bad_input(cli):
     fails(scripted(cli, "--completions", "absent.jsonl"), 2, "absent.jsonl: got no file")
 
 
-def test_a_script_that_is_too_short_is_a_failure(cli, tmp_path):
-    short = write(tmp_path / "c.jsonl", "a", "b", "c")
-    fails(scripted(cli, "--completions", short), 1, "got 3 completions", "expected more")
-    fails(scripted(cli, "--completions", write(tmp_path / "e.jsonl")), 1, "got 0 completions")
+@pytest.mark.parametrize("count", [0, 3, 5])
+def test_a_script_in_order_must_be_as_long_as_the_tasks(cli, tmp_path, count):
+    """Pairing completions with the wrong tasks would give a wrong score in silence."""
+    path = write(tmp_path / "c.jsonl", *["a"] * count)
+    fails(scripted(cli, "--completions", path), 2, f"got {count} completions", "expected 4 ")
+
+
+def test_a_script_that_misses_a_task_is_a_failure(cli, tmp_path):
     other = write(tmp_path / "o.jsonl", {"task_id": "eval-9", "completion": "x"})
     fails(scripted(cli, "--completions", other), 1, "no completion for task 'eval-0'")
 

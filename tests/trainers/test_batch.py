@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import mrgym
 from mrgym.errors import RolloutError
-from mrgym.rollout import Group, Rollout, run_groups
+from mrgym.rollout import Group, Rollout, Turn, run_groups
 from mrgym.sampler import Completion, SamplingParams, ScriptedSampler
 from mrgym_trainers.advantages import AdvantageConfig, compute_advantages
 from mrgym_trainers.gdpo.batch import build_batch, micro_batches
@@ -92,9 +92,12 @@ def test_a_floored_rollout_is_failed_and_still_valid(make_rollout):
 
 
 def test_truncated_rollouts_are_masked_only_where_asked(make_rollout):
-    groups = grouped(make_rollout(truncated=True), make_rollout())
-    assert build_batch(groups, DECLARED)["valid"].tolist() == [True, True]
-    assert build_batch(groups, DECLARED, mask_truncated=True)["valid"].tolist() == [False, True]
+    cut = make_rollout(truncated=True, turns=[Turn("p", "c", "stop"), Turn("p", "c", "length")])
+    out_of_turns = make_rollout(truncated=True, turns=[Turn("p", "c", "stop")])
+    groups = grouped(cut, out_of_turns, make_rollout())
+    assert build_batch(groups, DECLARED)["valid"].tolist() == [True, True, True]
+    masked = build_batch(groups, DECLARED, mask_truncated=True)["valid"].tolist()
+    assert masked == [False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -301,3 +304,15 @@ def test_a_completion_counts_every_sampled_token_and_no_other(envs):
     (rollout, _) = group.rollouts
     assert (rollout.token_ids, rollout.loss_mask) == ([4, 5, 6], [True] * 3)
     assert rollout.sampler_logprobs == [-1.0, -2.0, -3.0]
+
+
+def test_what_was_not_measured_has_no_mean(make_rollout):
+    """A component that abstained everywhere is no zero in the metrics."""
+    declared = mrgym.components(
+        a=mrgym.Component(), b=mrgym.Component(low=1, high=2, optional=True)
+    )
+    groups = grouped(make_rollout(components={"a": 1.0}), make_rollout(components={"a": 0.0}))
+    metrics = reward_metrics(build_batch(groups, declared), {"a": 1.0, "b": 1.0})
+    assert metrics["reward/a/mean"] == 0.5
+    assert "reward/b/mean" not in metrics
+    assert metrics["present/b/frac"] == 0.0

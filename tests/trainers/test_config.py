@@ -410,3 +410,13 @@ def test_a_run_that_cannot_start_leaves_no_folder_behind(envs, small_config, tmp
     with pytest.raises(ConfigError):
         GDPOTrainer(envs.Letters(), small_config(weights={"x": 1.0}), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_runs_config_can_be_rerun_with_another_estimator(tmp_path):
+    """What an estimator implies is not written down, so it does not outlive the estimator."""
+    path = tmp_path / "config.yaml"
+    path.write_text("env: e\n" + GDPOConfig(weights={"a": 1.0}).to_yaml())
+    again = load_config(path, ["estimator=grpo", "weights.a=0.5"])
+    assert again.advantage.whiten == "none"
+    assert again.advantage.weights == {"a": 0.5}
+    assert load_config(path, ["estimator=rloo"]).advantage.baseline == "leave_one_out"

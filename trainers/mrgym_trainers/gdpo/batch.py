@@ -24,7 +24,7 @@ def build_batch(
     Args:
         groups: The step's groups.
         declared: The environment's components.
-        mask_truncated: Whether rollouts cut by a limit are unusable.
+        mask_truncated: Whether rollouts whose last completion the token limit cut are unusable.
 
     Returns:
         ``reward/<name>`` float64 [N] and ``present/<name>`` bool [N] for every declared component
@@ -40,7 +40,7 @@ def build_batch(
         _check_components(rollout, declared)
     batch: dict[str, Tensor] = {
         "group_ids": torch.tensor([r.group for r in rollouts], dtype=torch.int64),
-        "valid": torch.tensor([r.valid and not (mask_truncated and r.truncated) for r in rollouts]),
+        "valid": torch.tensor([r.valid and not (mask_truncated and _is_cut(r)) for r in rollouts]),
         "completion_lengths": torch.tensor([r.completion_length for r in rollouts]),
     }
     for name in declared:
@@ -49,6 +49,10 @@ def build_batch(
         batch[reward_key(name)] = torch.tensor(values, dtype=torch.float64)
         batch[present_key(name)] = torch.tensor([score is not None for score in scores])
     return batch
+
+
+def _is_cut(rollout: Rollout) -> bool:
+    return bool(rollout.turns) and rollout.turns[-1].stop_reason == "length"
 
 
 def _check_components(rollout: Rollout, declared: ComponentSet) -> None:

@@ -163,8 +163,15 @@ class GDPOConfig(_Strict):
         return value
 
     def to_yaml(self) -> str:
-        """Return the configuration with every key, as YAML."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+        """Return the configuration as YAML: every key, of ``advantage`` those that were given.
+
+        An estimator implies some of its options, so writing them all down would tie the file to
+        the estimator it was written with.
+        """
+        data = self.model_dump(mode="json")
+        given = self.advantage.model_dump(mode="json", exclude_unset=True)
+        data["advantage"] = {"estimator": self.advantage.estimator, **given}
+        return yaml.safe_dump(data, sort_keys=False)
 
 
 def load_config(
@@ -190,7 +197,10 @@ def load_config(
             raise ConfigError(
                 f"override: got {override!r}, expected key=value; write e.g. steps=50"
             )
-        _set(data, key.strip().split("."), _yaml_value(override, text))
+        keys = key.strip().split(".")
+        if keys[0] in _SHORTHANDS and keys[0] not in data:
+            keys = ["advantage", *keys]  # so that it wins over the file's own
+        _set(data, keys, _yaml_value(override, text))
     return GDPOConfig(**data)
 
 

@@ -64,6 +64,8 @@ def _mean(values: Tensor) -> float:
 
 
 def _mean_and_std(key: str, values: Tensor) -> dict[str, float]:
+    if not len(values):  # nothing was measured, which is no zero
+        return {}
     std = float(values.std()) if len(values) > 1 else 0.0
     return {f"{key}/mean": _mean(values), f"{key}/std": std}
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mrgym.components import PRESENT_PREFIX, REWARD_PREFIX
 from mrgym.env import MultiRewardEnv
+from mrgym.errors import ConfigError
 from mrgym.evaluate import evaluate
 from mrgym.rollout import Group, Rollout, check_error_rate, run_groups
 from mrgym.sampler import SamplingParams
@@ -87,9 +88,15 @@ class GDPOTrainer:
         are written first.
 
         Raises:
+            ConfigError: If it was called before.
             KeyboardInterrupt: After Ctrl-C.
             MrgymError: When the environment, the sampler or too many scores fail.
         """
+        if self.history:
+            raise ConfigError(
+                f"GDPOTrainer: got a second train() of {self.env_name}, expected one; "
+                "make a new trainer"
+            )
         start, status = time.perf_counter(), "failed"
         torch.manual_seed(self.config.seed)
         sampler = TransformersSampler(
