@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from mrgym_envs.grading.tokens import Token
@@ -10,7 +11,7 @@ from mrgym_envs.grading.tree import NeedsWorkerError, Node, UnreadableError
 __all__ = ["Cursor"]
 
 
-class Cursor:
+class Cursor(ABC):
     """Reads tokens one after another.
 
     Args:
@@ -31,45 +32,45 @@ class Cursor:
         self.after_number = False
 
     # The levels of the subclasses that lower ones call.
+    @abstractmethod
     def listed(self, ends: Callable[[Token], bool]) -> Node:
         """Return what is separated by commas and words."""
-        raise NotImplementedError
 
+    @abstractmethod
     def items(self, ends: Callable[[Token], bool]) -> list[Node]:
         """Return what stands between separators."""
-        raise NotImplementedError
 
+    @abstractmethod
     def relation(self) -> Node:
         """Return a chain of relations."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sum(self) -> Node:
         """Return a sum."""
-        raise NotImplementedError
 
+    @abstractmethod
     def term(self) -> Node:
         """Return a product."""
-        raise NotImplementedError
 
+    @abstractmethod
     def power(self) -> Node:
         """Return a primary with what is attached to it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def starts_factor(self) -> bool:
         """Whether a factor begins here."""
-        raise NotImplementedError
 
+    @abstractmethod
     def function(self, name: str) -> Node:
         """Return a function with its argument."""
-        raise NotImplementedError
 
+    @abstractmethod
     def command(self, name: str) -> Node:
         """Return what a LaTeX command stands for."""
-        raise NotImplementedError
 
+    @abstractmethod
     def matrix(self) -> Node:
         """Return a matrix environment."""
-        raise NotImplementedError
 
     def step(self) -> Token:
         """Return this token and go to the next."""

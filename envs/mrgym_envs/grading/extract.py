@@ -58,6 +58,7 @@ _GIVES_UP: Final = re.compile(
     r"\bI\s+(?:do\s+not|don['’]t|cannot|can['’]t|could\s+not)\s+(?:know|solve|determine|answer)\b",
     re.IGNORECASE,
 )
+_STRONG: Final = re.compile(r"(?<!\w)__([^_A-Za-z\n]{1,80})__(?!\w)")
 _CODE: Final = re.compile(r"__\w+__|\blambda\b[^\n]*:|\b(?:exec|eval|open|getattr)\(")
 _MAX_WHOLE: Final = 400
 _MAX_SCANNED: Final = 100_000
@@ -117,7 +118,7 @@ def _marked(text: str) -> tuple[int, str] | None:
     if "####" in text:
         *_, last = _HASHES.finditer(text) if _HASHES.search(text) else [None]
         if last is not None and not _HEADING.search(last[1]):
-            found.append((last.start(), last.end(), last[1]))
+            found.append((last.start(), last.end(), _before_prose(last[1])))
     *_, template = [None, *_TEMPLATE.finditer(text)]
     if template is not None:
         found.append((template.start(), template.end(), _after(text[template.end() :]) or ""))
@@ -125,6 +126,14 @@ def _marked(text: str) -> tuple[int, str] | None:
         return None
     _, end, content = max(found, key=lambda mark: mark[0])
     return end, content
+
+
+def _before_prose(text: str) -> str:
+    """Return the number that a line begins with if prose without numbers follows it."""
+    number = _NUMBER.match(text)
+    if number is None or not _prose(text) or re.search(r"\d", text[number.end() :]):
+        return text
+    return number[0]
 
 
 def _inner(text: str) -> str:
@@ -135,6 +144,7 @@ def _inner(text: str) -> str:
 
 
 def _unmarked(text: str) -> str | None:
+    text = _STRONG.sub(r"\1", text) if "__" in text else text
     if _CODE.search(text) or _GIVES_UP.search(text, max(0, len(text) - 200)):
         return None
     *_, anchor = [None, *_ANCHOR.finditer(text)]
