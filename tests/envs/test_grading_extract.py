@@ -22,7 +22,7 @@ FOUND = [
     ("<think>2 + 2 = 5</think>\n<answer>4</answer>", "4"),
     (r"<answer>It is \boxed{4}</answer>", "4"),
     (r"reasoning </think> \boxed{63}", "63"),
-    ("#### 42" + " and so on" * 48, "42 and so on" + " and so on" * 47),
+    ("#### 42" + " and so on" * 48, "42"),
     ("We get 41.\n#### 42\n", "42"),
     ("The answer is 42.", "42"),
     ("Answer: $\\frac12$ because", "$\\frac12$"),
