@@ -176,8 +176,14 @@ def run_groups(
         SamplerError: From the sampler, as it is.
         RewardContractError: If a score breaks the contract.
         ScoreError: With ``"raise"``, when a score function failed.
-        RolloutError: With ``"floor"``, if a component has no finite least score.
+        RolloutError: With ``"floor"``, if a component has no finite least score; or for an
+            unknown ``on_score_error``.
     """
+    if on_score_error not in ("mask", "raise", "floor"):
+        raise RolloutError(
+            f"run_groups: got on_score_error={on_score_error!r}, expected 'mask', 'raise' or "
+            "'floor'; name one of them"
+        )
     scorer = scorer or InlineScorer()
     prompts = [_encoded(env.prompt_for(task), sampler) for task in tasks]
     sampled = sampler.sample(prompts, n, params)

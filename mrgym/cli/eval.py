@@ -22,7 +22,7 @@ from mrgym.cli.options import (
     means_table,
     out,
 )
-from mrgym.errors import ConfigError, SamplerError
+from mrgym.errors import ConfigError
 from mrgym.evaluate import evaluate as run_evaluation
 from mrgym.registry import make
 from mrgym.sampler import OpenAISampler, Sampler, SamplingParams, ScriptedSampler
@@ -186,7 +186,4 @@ def _transformers(model: str, seed: int) -> Sampler:
         from mrgym_trainers.gdpo.policy import load_policy
         from mrgym_trainers.samplers.transformers import TransformersSampler
     policy = load_policy(model)
-    sampler: Any = TransformersSampler(policy.model, policy.tokenizer, seed=seed)
-    if not isinstance(sampler, Sampler):
-        raise SamplerError(f"{model}: got {type(sampler).__name__}, expected a sampler")
-    return sampler
+    return TransformersSampler(policy.model, policy.tokenizer, seed=seed)

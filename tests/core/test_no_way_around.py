@@ -169,3 +169,11 @@ def test_turns_do_not_share_random_numbers():
     mrgym.run_groups(env, sampler, tasks, 2, SamplingParams(seed=7))
     assert len(set(sampler.seen)) == 3
     assert sampler.seen[0] == 7
+
+
+@pytest.mark.parametrize("policy", ["ignore", "", None])
+def test_an_unknown_policy_for_failures_is_not_taken_for_mask(policy):
+    with pytest.raises(mrgym.RolloutError, match=r"on_score_error=.*, expected 'mask', 'raise'"):
+        mrgym.run_group(
+            Quits(), ScriptedSampler(["x"]), Task("a"), 1, SamplingParams(), on_score_error=policy
+        )
