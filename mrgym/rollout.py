@@ -16,6 +16,7 @@ from mrgym.errors import RolloutError, ScoreError
 from mrgym.sampler import Completion, Prompt, Sampler, SamplingParams
 from mrgym.scoring import InlineScorer, Scorer, Status
 from mrgym.spaces import Message
+from mrgym.streaming import ready_completions
 from mrgym.tasks import Task
 from mrgym.text import State, TextEnv, TurnOutcome
 
@@ -136,6 +137,7 @@ class _Episode:
     rollout: Rollout
     said: str
     """What the policy was told since its last turn."""
+    over: bool = False
 
 
 def run_group(
@@ -156,8 +158,11 @@ def run_groups(
     first_group: int = 0,
     on_score_error: OnScoreError = "mask",
     seed: int = 0,
+    prompts: Sequence[Prompt] | None = None,
 ) -> list[Group]:
     """Return ``n`` scored rollouts of every task, single-turn and multi-turn alike.
+
+    A sampler that streams goes on sampling while what is ready is scored.
 
     Args:
         env: The environment.
@@ -171,6 +176,7 @@ def run_groups(
             unscored and invalid, ``"floor"`` gives every component its least score, ``"raise"``
             stops.
         seed: Seeds the episodes' own random numbers (the same within a group).
+        prompts: The tasks' prompts, where they are known already.
 
     Raises:
         SamplerError: From the sampler, as it is.
@@ -185,26 +191,26 @@ def run_groups(
             "'floor'; name one of them"
         )
     scorer = scorer or InlineScorer()
-    prompts = [_encoded(env.prompt_for(task), sampler) for task in tasks]
-    sampled = sampler.sample(prompts, n, params)
-    _check_counts(sampled, len(tasks), n)
+    prompts = [_encoded(p, sampler) for p in prompts or [env.prompt_for(task) for task in tasks]]
     live = [
-        _begin(env, task, prompt, first_group + g, index, seed)
+        _begin(env, task, prompt, first_group + g, seed, n)
         for g, (task, prompt) in enumerate(zip(tasks, prompts, strict=True))
-        for index in range(n)
     ]
-    episodes, completions = live, [c for group in sampled for c in group]
-    while live:
-        live = _play(env, scorer, live, completions, sampler, on_score_error)
-        if live:
-            params = _next_turn(params)
-            answers = sampler.sample([episode.prompt for episode in live], 1, params)
-            _check_counts(answers, len(live), 1)
-            completions = [answer[0] for answer in answers]
-    return [
-        Group(first_group + g, task.id, [e.rollout for e in episodes[g * n : (g + 1) * n]])
-        for g, task in enumerate(tasks)
+    groups = [
+        Group(first_group + g, t.id, [e.rollout for e in live[g]]) for g, t in enumerate(tasks)
     ]
+    episodes = [episode for group in live for episode in group]
+    width = n
+    whole_groups = any(method.batched for method in env.score_methods.values())
+    while episodes:
+        ready = ready_completions(sampler, prompts, width, params, whole_groups=whole_groups)
+        for part in ready:
+            turn = [(episodes[position], completion) for position, completion in part]
+            _play(env, scorer, turn, sampler, on_score_error)
+        episodes = [episode for episode in episodes if not episode.over]
+        prompts, width = [episode.prompt for episode in episodes], 1
+        params = _next_turn(params)
+    return groups
 
 
 def _next_turn(params: SamplingParams) -> SamplingParams:
@@ -233,33 +239,37 @@ def check_error_rate(groups: Iterable[Group], ceiling: float) -> float:
     return rate
 
 
-def _begin(env: TextEnv, task: Task, prompt: Prompt, group: int, index: int, seed: int) -> _Episode:
-    rng = np.random.default_rng([seed, zlib.crc32(task.id.encode())])
-    rollout = Rollout(
-        task.id, group, index, answer=task.answer, prompt_token_ids=list(prompt.token_ids)
-    )
-    return _Episode(env.start(task, rng), prompt, rollout, prompt.text)
+def _begin(
+    env: TextEnv, task: Task, prompt: Prompt, group: int, seed: int, n: int
+) -> list[_Episode]:
+    """Return the episodes of a group."""
+    episodes = []
+    for index in range(n):
+        rng = np.random.default_rng([seed, zlib.crc32(task.id.encode())])
+        rollout = Rollout(
+            task.id, group, index, answer=task.answer, prompt_token_ids=list(prompt.token_ids)
+        )
+        episodes.append(_Episode(env.start(task, rng), prompt, rollout, prompt.text))
+    return episodes
 
 
 def _play(
     env: TextEnv,
     scorer: Scorer,
-    live: list[_Episode],
-    completions: Sequence[Completion],
+    turn: Sequence[tuple[_Episode, Completion]],
     sampler: Sampler,
     on_score_error: OnScoreError,
-) -> list[_Episode]:
-    """Advance all live episodes by a turn and return those that go on."""
-    outcomes = env.play_turn([episode.state for episode in live], completions, scorer)
-    going_on = []
-    for episode, completion, outcome in zip(live, completions, outcomes, strict=True):
+) -> None:
+    """Advance episodes by a turn each."""
+    states = [episode.state for episode, _ in turn]
+    outcomes = env.play_turn(states, [completion for _, completion in turn], scorer)
+    for (episode, completion), outcome in zip(turn, outcomes, strict=True):
         _record_turn(episode, completion)
+        episode.over = outcome.over
         if outcome.over:
             _finish(env, episode.rollout, outcome, on_score_error)
         else:
             _continue(episode, completion, outcome.answers, sampler)
-            going_on.append(episode)
-    return going_on
 
 
 def _record_turn(episode: _Episode, completion: Completion) -> None:
@@ -335,12 +345,3 @@ def _encoded(prompt: Prompt, sampler: Sampler) -> Prompt:
     if sampler.codec is None or prompt.token_ids:
         return prompt
     return msgspec.structs.replace(prompt, token_ids=sampler.codec.start(prompt))
-
-
-def _check_counts(sampled: Sequence[Sequence[Completion]], prompts: int, n: int) -> None:
-    counts = {len(group) for group in sampled}
-    if len(sampled) != prompts or counts - {n}:
-        raise RolloutError(
-            f"sampler: got {len(sampled)} prompts with {sorted(counts)} completions, expected "
-            f"{prompts} with {n}; mend the sampler"
-        )

@@ -94,6 +94,7 @@ class Prompt(msgspec.Struct, frozen=True):
         prefill: Text the policy's turn already begins with.
         token_ids: The tokens, once encoded; used verbatim when not empty.
         task_id: The task it comes from.
+        chat_only: Whether the task is a conversation, which plain text would not do justice.
     """
 
     text: str
@@ -101,6 +102,7 @@ class Prompt(msgspec.Struct, frozen=True):
     prefill: str = ""
     token_ids: list[int] = []
     task_id: str = ""
+    chat_only: bool = False
 
 
 class SamplingParams(msgspec.Struct, frozen=True):

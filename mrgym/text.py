@@ -207,7 +207,14 @@ class TextEnv(MultiRewardEnv[str, str]):
 
     def prompt_for(self, task: Task) -> Prompt:
         """Return what a policy is asked for a task, in every form."""
-        return Prompt(self.plain_prompt(task), self.messages(task), self.prefill, task_id=task.id)
+        has_own_text = type(self).plain_prompt is not TextEnv.plain_prompt
+        return Prompt(
+            self.plain_prompt(task),
+            self.messages(task),
+            self.prefill,
+            task_id=task.id,
+            chat_only=not isinstance(task.prompt, str) and not has_own_text,
+        )
 
     def play_turn(
         self, states: Sequence[State], completions: Sequence[Completion], scorer: Scorer

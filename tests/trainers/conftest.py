@@ -207,7 +207,10 @@ def read_metrics():
         found = [line for line in lines if line["kind"] == kind]
         if times:
             return found
-        return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in found]
+        return [
+            {k: v for k, v in line.items() if not k.startswith(("time/", "speed/", "memory/"))}
+            for line in found
+        ]
 
     return read
 

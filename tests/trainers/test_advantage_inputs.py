@@ -142,7 +142,7 @@ def test_group_ids_unique_per_rollout_are_an_error():
         run(SCORES, range(6))
 
 
-@pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
+@pytest.mark.parametrize("estimator", sorted({*ESTIMATORS} - {"lagrangian"}))  # needs constraints
 def test_a_group_of_one_has_advantage_zero(estimator):
     """axolotl-ai-cloud/axolotl#3353: in evaluation 0, never NaN; the metric tells."""
     result = run(SCORES, range(6), estimator=estimator, allow_singletons=True)

@@ -111,7 +111,7 @@ def test_constant_sum_pairs_stay_near_zero_in_lists_of_float32_values(offset):
 @pytest.mark.parametrize("eps", [0.0, 1e-12, 1e-6, 1e-4])
 @pytest.mark.parametrize("score", [0.95, 0.1, 1 / 3, 1e9 + 0.1, -7.7])
 @pytest.mark.parametrize("size", [2, 3, 7])
-@pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
+@pytest.mark.parametrize("estimator", sorted({*ESTIMATORS} - {"lagrangian"}))  # needs constraints
 def test_constant_group_is_exactly_zero(eps, score, size, estimator):
     result = run({"a": [score] * size}, estimator=estimator, group_eps=eps, batch_eps=eps)
     assert (result.advantages == 0).all()

@@ -21,6 +21,8 @@ CONFIGS = [
     AdvantageConfig(estimator="grpo"),
     AdvantageConfig(estimator="rloo"),
     AdvantageConfig(estimator="dr_grpo", whiten="token"),
+    AdvantageConfig(estimator="dvao"),
+    AdvantageConfig(estimator="gd2po", min_agreement=1.0),
     AdvantageConfig.preset("trl"),
     AdvantageConfig.preset("nemo_rl", baseline="leave_one_out"),
     AdvantageConfig.preset("verl", missing="abstain"),

@@ -158,18 +158,19 @@ class Recording(TransformersSampler):
         super().__init__(model, tokenizer)
         self.turns = []
 
-    def sample(self, prompts, n, params):
-        groups = super().sample(prompts, n, params)
-        pairs = zip(prompts, groups, strict=True)
-        self.turns.append([(p.token_ids, c) for p, group in pairs for c in group])
-        return groups
+    def stream(self, prompts, n, params):
+        found = {}
+        for i, j, completion in super().stream(prompts, n, params):
+            found[i, j] = (prompts[i].token_ids, completion)
+            yield i, j, completion
+        self.turns.append([found[place] for place in sorted(found)])
 
 
 def conversations(build, env, template=None):
     tokenizer = build.tokenizer(template=template)
     sampler = Recording(build.model(tokenizer), tokenizer)
     tasks = env.task_source("train")[:4]
-    groups = run_groups(env, sampler, tasks, 8, SamplingParams(12, 1.0, seed=4))
+    groups = run_groups(env, sampler, tasks, 8, SamplingParams(10, 1.0, seed=16))
     rollouts = [r for group in groups for r in group.rollouts]
     assert {len(r.turns) for r in rollouts} == {1, 2}
     return sampler, rollouts
@@ -231,3 +232,25 @@ def test_only_sampled_tokens_are_learned_from(build, envs):
     two = next(r for r in rollouts if len(r.turns) == 2)
     between = [t for t, own in zip(two.token_ids, two.loss_mask, strict=True) if not own]
     assert "and then?" in decoded(sampler.codec.tokenizer, between)
+
+
+def test_a_conversation_needs_a_template_unless_the_environment_renders_it(build):
+    class Chatty(mrgym.SingleTurnEnv):
+        def tasks(self, split):
+            said = [{"role": "system", "content": "be brief"}, {"role": "user", "content": split}]
+            return [mrgym.Task(prompt=said)]
+
+        @mrgym.component(low=0, high=1)
+        def brief(self, task, completion):
+            return len(completion) < 9
+
+    class Rendered(Chatty):
+        def plain_prompt(self, task):
+            return task.prompt[-1]["content"]
+
+    plain, chat = TokenizerCodec(build.tokenizer()), TokenizerCodec(build.tokenizer(template=TURNS))
+    (task,) = Chatty().task_source("train")
+    with pytest.raises(ConfigError, match="chat messages for a tokenizer without a chat template"):
+        plain.start(Chatty().prompt_for(task))
+    assert plain.start(Rendered().prompt_for(task))
+    assert chat.start(Chatty().prompt_for(task))

@@ -1,5 +1,7 @@
 """Sampling with Transformers: the same numbers as the policy, the same tokens as ``generate``."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from transformers import DynamicCache
@@ -7,7 +9,7 @@ from transformers import DynamicCache
 from mrgym.errors import SamplerError
 from mrgym.sampler import Sampler, SamplingParams
 from mrgym_trainers.gdpo.policy import Policy
-from mrgym_trainers.samplers import TransformersSampler
+from mrgym_trainers.samplers import TransformersSampler, transformers
 
 PROMPTS = ([5, 6, 7], [90, 91, 92, 93, 94, 95, 96], [200], [11, 12, 13], [44, 45, 46, 47])
 
@@ -83,6 +85,35 @@ def test_greedy_logprobs_are_those_without_temperature(policy, sampler, prompts)
         assert list(completion.sampler_logprobs) == pytest.approx(expected, abs=1e-4)
 
 
+def test_sampling_runs_in_the_policys_autocast(policy, prompts):
+    """In bfloat16 the logits differ by far more than the tolerance."""
+    entered = []
+
+    @contextmanager
+    def autocast():
+        entered.append(True)
+        with torch.autocast("cpu", torch.bfloat16):
+            yield
+
+    sampler = TransformersSampler(policy.model, policy.tokenizer, max_rows=8, autocast=autocast)
+    groups = sampler.sample(prompts, 4, SamplingParams(12, 1.0, seed=0))
+    assert len(entered) == 3  # a context for 8 rows: weights are cast once and not every token
+    assert not torch.is_autocast_enabled("cpu")
+
+    def mean_gap():
+        gaps = []
+        for prompt, group in zip(prompts, groups, strict=True):
+            for completion in group:
+                expected = torch.tensor(recomputed(policy, prompt, completion, 1.0))
+                gaps.append((torch.tensor(completion.sampler_logprobs) - expected).abs())
+        return float(torch.cat(gaps).mean())
+
+    outside = mean_gap()
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = mean_gap()
+    assert inside < 0.5 * outside
+
+
 def test_frequencies_are_the_softmax(policy, prompt_of):
     n, temperature = 20_000, 0.6
     sampler = TransformersSampler(policy.model, policy.tokenizer, max_rows=n)
@@ -152,6 +183,37 @@ def test_another_sampler_of_the_same_model_changes_nothing(policy, prompts):
     TransformersSampler(policy.model, policy.tokenizer, seed=9).sample(prompts, 5, params)
     got.append(flat(training.sample(prompts, 3, params)))
     assert got == expected
+
+
+@pytest.mark.parametrize("compact_below", [0.0, 1.1])
+def test_tokens_do_not_depend_on_when_stopped_rows_are_dropped(
+    sampler, prompts, compact_below, monkeypatch
+):
+    params = SamplingParams(24, 1.0, seed=0)
+    expected = flat(sampler.sample(prompts, 4, params))
+    assert len({len(tokens) for tokens in expected}) > 3
+    monkeypatch.setattr(transformers, "_COMPACT_BELOW", compact_below)
+    assert flat(sampler.sample(prompts, 4, params)) == expected
+
+
+@pytest.mark.parametrize("max_rows", [1, 3, 8, 64])
+def test_no_more_rows_than_allowed_are_sampled_at_a_time(policy, prompts, max_rows, monkeypatch):
+    rows = []
+    forward = policy.model.forward
+    sampler = TransformersSampler(policy.model, policy.tokenizer, max_rows=max_rows)
+    monkeypatch.setattr(
+        policy.model,
+        "forward",
+        lambda *, input_ids, **k: rows.append(len(input_ids)) or forward(input_ids=input_ids, **k),
+    )
+    groups = sampler.sample(prompts, 8, SamplingParams(4))
+    assert max(rows) <= max_rows
+    assert max(rows) > max_rows / 3 or max_rows == 64
+    assert [len(group) for group in groups] == [8] * len(prompts)
+    for prompt, group in zip(prompts, groups, strict=True):
+        for completion in group:
+            expected = recomputed(policy, prompt, completion, 1.0)
+            assert list(completion.sampler_logprobs) == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("configured", [None, 1, [1, 50, 60]])
@@ -235,16 +297,25 @@ def test_a_prompt_that_leaves_no_room_is_refused(sampler, prompt_of):
         sampler.sample([prompt_of(token_ids=[5]), fits], 1, SamplingParams(7))
 
 
+def test_the_room_is_known_before_anything_is_sampled(build, sampler):
+    assert sampler.context_length == 256
+    model = build.gpt2(build.tokenizer())
+    assert TransformersSampler(model, build.tokenizer()).context_length == 64
+
+
 def test_a_text_that_leaves_no_room_is_refused_too(sampler, prompt_of):
     with pytest.raises(SamplerError, match="prompt of 251 tokens and max_tokens=6, expected at"):
         sampler.sample([prompt_of("x" * 251)], 1, SamplingParams(6))
 
 
-def test_weights_that_diverged_are_an_error_in_words(policy, sampler, prompts):
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_weights_that_diverged_are_an_error_in_words(policy, sampler, prompts, temperature):
+    policy.model.train()
     with torch.no_grad():
         policy.model.lm_head.weight.fill_(torch.nan)
     with pytest.raises(SamplerError, match="the weights have diverged"):
-        sampler.sample(prompts, 1, SamplingParams(4))
+        sampler.sample(prompts, 1, SamplingParams(4, temperature))
+    assert policy.model.training
 
 
 # --- weights --------------------------------------------------------------------------------

@@ -2,14 +2,17 @@
 
 import copy
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from torch.optim import SGD
 
+from mrgym.errors import ConfigError
 from mrgym.rollout import Rollout
 from mrgym.sampler import SamplingParams
-from mrgym_trainers.gdpo.policy import load_policy
+from mrgym_trainers.gdpo.config import LossConfig
+from mrgym_trainers.gdpo.policy import Policy, load_policy
 from mrgym_trainers.gdpo.update import learning_rate_factor, make_optimizer, update
 from mrgym_trainers.samplers import TransformersSampler
 
@@ -41,6 +44,12 @@ def advantages():
     drawn = torch.randn(12, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     drawn[::3] = 0.0
     return drawn
+
+
+@pytest.fixture
+def reference(build, policy):
+    """A policy of other weights."""
+    return Policy(build.model(policy.tokenizer, seed=5), policy.tokenizer, "reference")
 
 
 VALID = torch.ones(12, dtype=torch.bool)
@@ -129,18 +138,43 @@ def test_tokens_of_the_environment_leave_loss_and_denominator(policy, rollouts, 
     assert_same_weights(policy.model, expected)
 
 
+def test_the_final_eos_keeps_its_loss_where_it_is_the_filler_too(policy, make_rollout, config):
+    """Case huggingface/trl#4970; #6357: pad == eos, and shorter rows are filled with it."""
+    policy.tokenizer.pad_token = policy.tokenizer.eos_token
+    rollouts = [
+        make_rollout(prompt, tokens, logprobs=[-1.0] * len(tokens))
+        for prompt, tokens in (((0, 6), (7, 0)), ((5,), (9, 8, 7, 6, 0)), ((0, 5, 6), (0,)))
+    ]
+    advantages, valid = torch.tensor([1.0, -0.5, 2.0]), torch.ones(3, dtype=torch.bool)
+    expected = naive_steps(policy.model, rollouts, advantages, passes=1, lr=1.0, valid=valid)
+    optimizer = SGD(policy.model.parameters(), lr=1.0)
+    metrics = update(policy, optimizer, rollouts, advantages, valid, config())
+    assert metrics["loss/tokens"] == 8
+    assert_same_weights(policy.model, expected)
+
+
 @pytest.mark.parametrize("budget", [1, 30, 10_000])
-@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        {},
+        {"aggregation": "sequence_mean", "ratio": "sequence", "mismatch": "mask"},
+        {"aggregation": "constant", "constant_length": 10, "surrogate": "cispo"},
+        {"kl_coef": 0.2, "entropy_coef": 0.1, "mismatch": "tis", "dual_clip": 3.0},
+    ],
+    ids=["clip", "gspo", "cispo", "regularised"],
+)
 def test_micro_batches_do_not_change_the_update(
-    policy, small_model, rollouts, advantages, config, budget, aggregation
+    small_model, reference, rollouts, advantages, config, budget, loss
 ):
-    loss = {"aggregation": aggregation, "constant_length": 10}
     weights, metrics = [], []
     for tokens in (64, budget):
         fresh = load_policy(small_model, device="cpu")
         optimizer = SGD(fresh.model.parameters(), lr=1.0)
         keys = config(micro_batch_tokens=tokens, loss=loss)
-        metrics.append(update(fresh, optimizer, rollouts, advantages, VALID, keys))
+        metrics.append(
+            update(fresh, optimizer, rollouts, advantages, VALID, keys, reference=reference)
+        )
         weights.append(fresh.model)
     assert_same_weights(*weights)
     assert metrics[0] == pytest.approx(metrics[1], abs=1e-5)
@@ -203,6 +237,7 @@ def test_the_temperature_of_sampling_is_that_of_the_loss(policy, prompt_of, conf
     optimizer, ones = SGD(policy.model.parameters(), lr=0.0), torch.ones(12)
     same = update(policy, optimizer, rollouts, ones, VALID, config(temperature=0.6))
     assert same["mismatch/max_abs"] < 1e-4
+    assert (same["loss/approx_kl"], same["loss/clip_frac"]) == (0.0, 0.0)
     other = update(policy, optimizer, rollouts, ones, VALID, config(temperature=1.0))
     assert other["mismatch/max_abs"] > 1e-2
 
@@ -216,6 +251,139 @@ def test_dropout_does_not_enter_the_update(build, policy, rollouts, advantages, 
     metrics = update(policy, optimizer, rollouts, advantages, VALID, config(updates_per_step=2))
     assert metrics["mismatch/max_abs"] < 1e-4
     assert metrics["loss/approx_kl"] == pytest.approx(0.0, abs=1e-9)
+
+
+# --- options of the loss --------------------------------------------------------------------
+
+
+def entropy_of(model, rollout):
+    ids = torch.tensor([rollout.prompt_token_ids + rollout.token_ids])
+    rows = model(input_ids=ids).logits[0, len(rollout.prompt_token_ids) - 1 : -1].log_softmax(-1)
+    return -(rows.exp() * rows).sum(-1)
+
+
+def test_kl_and_entropy_reach_the_rollouts_without_advantage(policy, reference, rollouts, config):
+    """No advantage anywhere: the step is that of the two terms alone, over every rollout."""
+    keys = config(loss={"kl_coef": 0.5, "entropy_coef": 0.2})
+    expected = copy.deepcopy(policy.model)
+    total = 0.0
+    for rollout in rollouts:
+        with torch.no_grad():
+            reference_logprobs = logprobs_of(reference.model, rollout)
+        delta = logprobs_of(expected, rollout) - reference_logprobs
+        total = (
+            total + (0.5 * ((-delta).exp() - 1 + delta) - 0.2 * entropy_of(expected, rollout)).sum()
+        )
+    (total / sum(map(len, (r.token_ids for r in rollouts)))).backward()
+    with torch.no_grad():
+        for parameter in expected.parameters():
+            parameter -= 0.1 * parameter.grad
+    before = {name: tensor.clone() for name, tensor in reference.named_tensors()}
+    optimizer = SGD(policy.model.parameters(), lr=0.1)
+    metrics = update(policy, optimizer, rollouts, torch.zeros(12), VALID, keys, reference=reference)
+    assert_same_weights(policy.model, expected)
+    assert (metrics["loss/kept_frac"], metrics["loss/skipped"]) == (1.0, 0.0)
+    assert metrics["loss/policy"] == 0.0
+    assert metrics["loss/kl_reference"] > 0.1
+    assert changed(reference, before) == []
+    assert all(tensor.grad is None for _, tensor in reference.named_tensors())
+
+
+def test_the_divergence_from_oneself_is_zero(policy, small_model, rollouts, advantages, config):
+    same = load_policy(small_model, device="cpu")
+    keys = config(loss={"kl_coef": 0.5})
+    optimizer = SGD(policy.model.parameters(), lr=1.0)
+    metrics = update(policy, optimizer, rollouts, advantages, VALID, keys, reference=same)
+    assert metrics["loss/kl_reference"] == pytest.approx(0.0, abs=1e-9)
+    metrics = update(policy, optimizer, rollouts, advantages, VALID, keys, reference=same)
+    assert metrics["loss/kl_reference"] > 1e-3
+
+
+def test_kl_without_a_reference_is_refused(policy, rollouts, advantages, config):
+    optimizer = SGD(policy.model.parameters(), lr=1.0)
+    with pytest.raises(ConfigError, match=r"kl_coef.*reference"):
+        update(policy, optimizer, rollouts, advantages, VALID, config(loss={"kl_coef": 0.1}))
+
+
+def test_the_correction_changes_nothing_for_the_policys_own_samples(
+    small_model, rollouts, advantages, config
+):
+    policies = [load_policy(small_model, device="cpu") for _ in range(3)]
+    for policy, mismatch in zip(policies, ("off", "tis", "mask"), strict=True):
+        optimizer = SGD(policy.model.parameters(), lr=1.0)
+        keys = config(loss={"mismatch": mismatch})
+        metrics = update(policy, optimizer, rollouts, advantages, VALID, keys)
+        assert metrics["mismatch/ratio_mean"] == pytest.approx(1.0, abs=1e-4)
+    assert_same_weights(policies[0].model, policies[1].model)
+    assert_same_weights(policies[0].model, policies[2].model)
+
+
+def test_a_mismatch_is_corrected_token_by_token(policy, rollouts, advantages, config):
+    """Mismatch ratios of 1.5, 3 and 1 in turn: weights of 1.5, 2 and 1."""
+    expected = copy.deepcopy(policy.model)
+    total = 0.0
+    for i, rollout in enumerate(rollouts):
+        ratios = torch.tensor([(1.5, 3.0, 1.0)[t % 3] for t in range(len(rollout.token_ids))])
+        sampler = torch.tensor(rollout.sampler_logprobs) - ratios.log()
+        rollout.sampler_logprobs = sampler.tolist()
+        weights = ratios.clamp(max=2.0)
+        total = total - float(advantages[i]) * (weights * logprobs_of(expected, rollout)).sum()
+    tokens = sum(len(rollout.token_ids) for rollout in rollouts)
+    (total / tokens).backward()
+    with torch.no_grad():
+        for parameter in expected.parameters():
+            parameter -= parameter.grad
+    optimizer = SGD(policy.model.parameters(), lr=1.0)
+    auto = LossConfig().resolved(own_sampler=False)
+    metrics = update(policy, optimizer, rollouts, advantages, VALID, config(), loss_config=auto)
+    assert_same_weights(policy.model, expected, atol=1e-5, rtol=1e-3)
+    assert metrics["mismatch/ratio_max"] == pytest.approx(3.0, rel=1e-4)
+    lengths = [len(rollout.token_ids) for i, rollout in enumerate(rollouts) if advantages[i]]
+    beyond, half = (sum((n + more) // 3 for n in lengths) for more in (1, 2))
+    assert metrics["mismatch/truncated_frac"] == pytest.approx(beyond / sum(lengths))
+    mean = (beyond * math.log(3) + half * math.log(1.5)) / sum(lengths)
+    assert metrics["mismatch/mean_abs"] == pytest.approx(mean, rel=1e-4)
+
+
+def test_metrics_go_with_the_options(policy, reference, rollouts, advantages, config):
+    def keys_of(**loss):
+        optimizer = SGD(policy.model.parameters(), lr=0.0)
+        keys = config(loss=loss)
+        return set(
+            update(policy, optimizer, rollouts, advantages, VALID, keys, reference=reference)
+        )
+
+    always = keys_of()
+    assert always == {
+        "loss/policy", "loss/clip_frac", "loss/clip_low_frac", "loss/clip_high_frac",
+        "loss/approx_kl", "loss/entropy", "loss/grad_norm", "loss/tokens", "loss/kept_frac",
+        "loss/skipped", "loss/non_finite", "mismatch/kl", "mismatch/mean_abs", "mismatch/max_abs",
+        "mismatch/ratio_mean", "mismatch/ratio_max",
+    }  # fmt: skip
+    assert keys_of(kl_coef=0.1) - always == {"loss/kl_reference"}
+    assert keys_of(dual_clip=2.0) - always == {"loss/dual_clip_frac"}
+    assert keys_of(mismatch="tis") - always == {"mismatch/truncated_frac"}
+    assert keys_of(mismatch="mask") - always == {"mismatch/masked_frac"}
+
+
+def test_every_metric_of_an_update_is_documented(policy, reference, rollouts, advantages, config):
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    for loss in ({"kl_coef": 0.1, "dual_clip": 2.0, "mismatch": "tis"}, {"mismatch": "mask"}):
+        optimizer = SGD(policy.model.parameters(), lr=0.0)
+        metrics = update(
+            policy, optimizer, rollouts, advantages, VALID, config(loss=loss), reference=reference
+        )
+        assert [name for name in metrics if f"`{name}`" not in text] == []
+
+
+def test_both_clip_bounds_are_counted(policy, rollouts, advantages, config):
+    optimizer = SGD(policy.model.parameters(), lr=1.0)
+    keys = config(updates_per_step=3, loss={"clip_low": 0.01, "clip_high": 0.01})
+    metrics = update(policy, optimizer, rollouts, advantages, VALID, keys)
+    low, high = metrics["loss/clip_low_frac"], metrics["loss/clip_high_frac"]
+    assert low > 0
+    assert high > 0
+    assert metrics["loss/clip_frac"] == pytest.approx(low + high)
 
 
 # --- steps that are not taken ---------------------------------------------------------------
@@ -262,8 +430,9 @@ def test_a_gradient_that_is_not_finite_takes_no_step(policy, rollouts, advantage
     optimizer = make_optimizer(policy, config())
     hook = policy.model.lm_head.weight.register_hook(lambda grad: grad * torch.nan)
     before = snapshot(policy)
-    metrics = update(policy, optimizer, rollouts, advantages, VALID, config())
-    assert metrics["loss/non_finite"] == 1.0
+    keys = config(updates_per_step=2)
+    metrics = update(policy, optimizer, rollouts, advantages, VALID, keys)
+    assert metrics["loss/non_finite"] == 2.0
     assert changed(policy, before) == []
     hook.remove()
     metrics = update(policy, optimizer, rollouts, advantages, VALID, config())
@@ -293,6 +462,20 @@ def test_weights_change_at_a_learning_rate_of_a_millionth(policy, rollouts, adva
     assert set(changed(policy, before)) == set(before)
     moved = (snapshot(policy)["lm_head.weight"] - before["lm_head.weight"]).abs().max()
     assert 0.5e-6 < float(moved) < 2e-6
+
+
+def test_a_weight_of_a_twentieth_feels_an_update_of_a_millionth(
+    policy, rollouts, advantages, config
+):
+    """In bfloat16 the step to the next number at 0.05 is 2.4e-4: nothing would ever change."""
+    with torch.no_grad():
+        policy.model.lm_head.weight.fill_(0.05)
+        policy.model.model.norm.weight.fill_(0.05)
+    optimizer = make_optimizer(policy, config(learning_rate=1e-6))
+    update(policy, optimizer, rollouts, advantages, VALID, config(learning_rate=1e-6))
+    moved = policy.model.lm_head.weight.detach() - 0.05
+    assert float((moved.abs() > 0.5e-6).float().mean()) > 0.5
+    assert float(moved.abs().max()) < 2e-6
 
 
 def test_the_optimizer_is_the_configured_one(policy, config):

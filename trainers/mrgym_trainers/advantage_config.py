@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from mrgym.errors import ConfigError, closest
-from mrgym_trainers.advantage_estimators import ESTIMATORS
+from mrgym_trainers.advantage_estimators import BUILT_IN, ESTIMATORS
 
-__all__ = ["PRESETS", "AdvantageConfig", "config_error"]
+__all__ = ["PRESETS", "AdvantageConfig", "Constraint", "config_error"]
 
 Epsilon = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Weight = Annotated[float, Field(allow_inf_nan=False)]
@@ -44,14 +44,59 @@ _IMPLIED: Final[Mapping[str, Mapping[str, Any]]] = {
     "mo_grpo": {"whiten": "none"},
     "rloo": {"whiten": "none", "baseline": "leave_one_out", "scale": False},
     "dr_grpo": {"whiten": "none", "baseline": "mean", "scale": False},
+    "dvao": {"whiten": "none", "scale": True},
+    "lagrangian": {"whiten": "none"},
 }
 
+# Options only one of the built-in estimators reads; a registered one may read any.
+_READ_BY: Final[Mapping[str, str]] = {"min_agreement": "gd2po", "constraints": "lagrangian"}
 
-class AdvantageConfig(BaseModel):
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    if not TYPE_CHECKING:  # type checkers keep the signature made from the fields
+
+        def __init__(self, **data: Any) -> None:
+            try:
+                super().__init__(**data)
+            except ValidationError as error:
+                raise config_error(type(self), error) from None
+
+
+class Constraint(_Strict):
+    """A share of rollouts that must reach a score, for ``estimator="lagrangian"``.
+
+    Attributes:
+        at_least: Share of the rollouts that must satisfy the constraint.
+        satisfied_from: A rollout satisfies it with a score of at least this.
+        learning_rate: Step of the multiplier for a share that is off by 1.
+        start: The multiplier of the first batch; 1 is the weight a component has by default.
+        limit: Largest multiplier, so that a constraint out of reach does not drown the rest.
+    """
+
+    at_least: Annotated[float, Field(gt=0, le=1)]
+    satisfied_from: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.1
+    start: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    limit: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 10.0
+
+    @model_validator(mode="after")
+    def _start_within_limit(self) -> Self:
+        if self.start > self.limit:
+            raise ConfigError(
+                f"Constraint: start: got {self.start:g}, expected at most limit={self.limit:g}; "
+                "lower start or raise limit"
+            )
+        return self
+
+
+class AdvantageConfig(_Strict):
     """How scores become advantages. The defaults are GDPO as arXiv 2601.05242 describes it.
 
     Attributes:
-        estimator: ``gdpo``, ``grpo``, ``rloo``, ``dr_grpo``, ``mo_grpo`` or a registered name.
+        estimator: ``gdpo``, ``grpo``, ``rloo``, ``dr_grpo``, ``mo_grpo``, ``dvao``, ``gd2po``,
+            ``lagrangian`` or a registered name.
         weights: Component name to weight, exactly the batch's names; None means 1 each.
         group_eps: Added to the std of a component within its group, in units of the score.
         batch_eps: Added to the std of the batch in whitening.
@@ -66,9 +111,10 @@ class AdvantageConfig(BaseModel):
             counts as 0 (``zero``), or it is an error.
         allow_singletons: Accept a batch of nothing but groups of one, as in evaluation.
         float32_factors: Round the weights and n/(n-1) to float32, as TRL does.
+        min_agreement: ``gd2po`` leaves out a rollout whose component advantages differ in sign and
+            add up to less than this share of their sizes; 1 leaves out every such rollout.
+        constraints: Component name to its constraint, for ``lagrangian``.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     estimator: str = "gdpo"
     weights: dict[str, Weight] | None = None
@@ -83,14 +129,8 @@ class AdvantageConfig(BaseModel):
     missing: Literal["abstain", "nan", "zero", "error"] = "abstain"
     allow_singletons: bool = False
     float32_factors: bool = False
-
-    if not TYPE_CHECKING:  # type checkers keep the signature made from the fields
-
-        def __init__(self, **data: Any) -> None:
-            try:
-                super().__init__(**data)
-            except ValidationError as error:
-                raise config_error(type(self), error) from None
+    min_agreement: Annotated[float, Field(ge=0, le=1)] = 0.8
+    constraints: dict[str, Constraint] | None = None
 
     @field_validator("estimator")
     @classmethod
@@ -111,6 +151,33 @@ class AdvantageConfig(BaseModel):
                 "write {'<component>': <weight>, ...}, positions would shift with a new component"
             )
         return dict(weights) if weights is not None else None
+
+    @field_validator("constraints", mode="before")
+    @classmethod
+    def _constraints_by_name(cls, constraints: object) -> object:
+        if constraints is not None and not isinstance(constraints, Mapping):
+            raise ConfigError(
+                f"AdvantageConfig: constraints: got {constraints!r}, expected a mapping by name; "
+                "write {'<component>': {'at_least': <share of rollouts>}}"
+            )
+        return dict(constraints) if constraints is not None else None
+
+    @model_validator(mode="after")
+    def _options_are_read(self) -> Self:
+        for field, reader in _READ_BY.items():
+            value = getattr(self, field)
+            unread = self.estimator in BUILT_IN and self.estimator != reader
+            if unread and value != type(self).model_fields[field].default:
+                raise ConfigError(
+                    f"AdvantageConfig: {field}: got {value!r}, expected none for estimator "
+                    f"{self.estimator!r}, which does not read it; take estimator={reader!r}"
+                )
+        if self.estimator == "lagrangian" and not self.constraints:
+            raise ConfigError(
+                "AdvantageConfig: constraints: got none, expected at least one for estimator "
+                "'lagrangian'; write {'<component>': {'at_least': <share of rollouts>}}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

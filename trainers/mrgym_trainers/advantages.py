@@ -12,7 +12,7 @@ import functools
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,28 +20,19 @@ import numpy.typing as npt
 
 from mrgym.components import present_key, reward_key
 from mrgym.errors import ConfigError, RolloutError
-from mrgym_trainers.advantage_config import AdvantageConfig
-from mrgym_trainers.advantage_estimators import (
-    ESTIMATORS,
-    Estimator,
-    ScoreBatch,
-    register_estimator,
-    weighted_sum,
-)
+from mrgym_trainers.advantage_config import AdvantageConfig, Constraint
+from mrgym_trainers.advantage_estimators import ESTIMATORS, register_estimator
 from mrgym_trainers.advantage_inputs import Column, Inputs, is_torch, read_inputs
-from mrgym_trainers.group_stats import (
-    BoolArray,
-    FloatArray,
-    Groups,
-    group_range,
-    mean_and_std,
-    normalise,
-)
+from mrgym_trainers.advantage_metrics import batch_metrics
+from mrgym_trainers.group_stats import BoolArray, FloatArray, Groups, mean_and_std, normalise
+from mrgym_trainers.score_batch import Estimate, Estimator, ScoreBatch, weighted_sum
 
 __all__ = [
     "ESTIMATORS",
     "AdvantageConfig",
     "AdvantageResult",
+    "Constraint",
+    "Estimate",
     "Estimator",
     "Groups",
     "ScoreBatch",
@@ -68,13 +59,16 @@ class AdvantageResult:
         before_whitening: [B] the estimator's result; exactly 0 in a group without signal.
         by_component: Name to [B], each component's advantage, without its weight.
         informative: [B] True where the rollout's group carries signal.
+        state: What to pass as ``state`` with the next batch; ``{}`` unless the estimator keeps one.
     """
 
     advantages: Vector
     before_whitening: Vector
     by_component: dict[str, Vector]
     informative: Vector
+    state: dict[str, float]
     _scores: ScoreBatch = field(repr=False)
+    _estimate: Estimate = field(repr=False)
     _final_B: FloatArray = field(repr=False)
     _informative_B: BoolArray = field(repr=False)
 
@@ -83,24 +77,13 @@ class AdvantageResult:
 
         ``advantage/frac_constant/<name>``: groups in which the component cannot tell rollouts
         apart; ``advantage/frac_no_signal``: groups in which nothing can; ``groups/size_min``: 1
-        points at group ids that are unique per rollout.
+        points at group ids that are unique per rollout; ``reward/corr/<a>/<b>``: how two
+        components go together (docs/metrics.md lists all).
         """
-        batch, groups = self._scores, self._scores.groups
-        _, span_KP = group_range(batch.scores_KB, batch.present_KB, groups)
-        usable_B = batch.usable_B.astype(np.float64)
-        out = {
-            "groups/count": float(len(groups.sizes_P)),
-            "groups/size_min": float(groups.sizes_P.min()),
-            "groups/size_max": float(groups.sizes_P.max()),
-            "advantage/abs_mean": mean_and_std(np.abs(self._final_B), usable_B)[0],
-            "advantage/frac_no_signal": float(np.mean(~self._informative_B[groups.starts_P])),
-        }
-        for k, name in enumerate(batch.names):
-            out[f"advantage/frac_constant/{name}"] = float(np.mean(span_KP[k] == 0))
-            _, out[f"advantage/std/{name}"] = mean_and_std(
-                batch.component_advantages_KB[k], usable_B
-            )
-        return out
+        out = batch_metrics(
+            self._scores, self._estimate.advantages_B, self._final_B, self._informative_B
+        )
+        return out | {f"estimator/{key}": value for key, value in self._estimate.metrics.items()}
 
 
 def compute_advantages(
@@ -109,6 +92,8 @@ def compute_advantages(
     config: AdvantageConfig | None = None,
     valid: Column | None = None,
     completion_lengths: Column | None = None,
+    *,
+    state: Mapping[str, float] | None = None,
 ) -> AdvantageResult:
     """Return the advantage of every rollout, the same bits in any order of rollouts and ranks.
 
@@ -119,25 +104,29 @@ def compute_advantages(
         config: The estimator and its options; None means GDPO with its defaults.
         valid: [B] mask of rollouts that count (not errored, not masked); None means all.
         completion_lengths: [B] tokens a rollout, for ``whiten="token"``.
+        state: For ``lagrangian``: ``{}`` with the first batch, then the previous result's
+            ``state``. It is not changed in place, so a batch can be computed twice.
 
     Raises:
         RolloutError: The batch cannot be read, a score that counts is no finite number, or every
             group is a single rollout.
-        ConfigError: The weights do not cover exactly the batch's components, or token whitening
-            lacks the lengths.
+        ConfigError: The weights do not cover exactly the batch's components, token whitening
+            lacks the lengths, or the estimator cannot use the weights, constraints or state.
     """
     config = config if config is not None else AdvantageConfig()
     inputs = read_inputs(batch, group_ids, config, valid, completion_lengths)
-    scores = _score_batch(inputs, config)
+    scores = _score_batch(inputs, config, state)
     zero = _zero_tolerance(inputs, config)
-    before_B, informative_B = _clear_noise(_estimate(scores, config), scores, zero)
-    final_B = _whiten(before_B, informative_B, inputs, config, zero)
+    estimate, informative_B = _clear_noise(_estimate(scores, config), scores, zero)
+    final_B = _whiten(estimate, informative_B, inputs, config, zero)
     columns = [batch.get(key(name)) for name in scores.names for key in (reward_key, present_key)]
     like = _first_tensor([*columns, group_ids, valid, completion_lengths])
-    return _result(scores, before_B, final_B, informative_B, like)
+    return _result(scores, estimate, final_B, informative_B, like)
 
 
-def _score_batch(inputs: Inputs, config: AdvantageConfig) -> ScoreBatch:
+def _score_batch(
+    inputs: Inputs, config: AdvantageConfig, state: Mapping[str, float] | None
+) -> ScoreBatch:
     """Return the estimator's view of the inputs, with step 2 (component advantages) done."""
     return ScoreBatch(
         names=inputs.names,
@@ -149,20 +138,25 @@ def _score_batch(inputs: Inputs, config: AdvantageConfig) -> ScoreBatch:
         component_advantages_KB=normalise(
             inputs.scores_KB, inputs.present_KB, inputs.groups, config
         ),
+        state=state,
     )
 
 
-def _estimate(scores: ScoreBatch, config: AdvantageConfig) -> FloatArray:
-    """Return the estimator's advantages [B], checked; 0 on unusable rollouts."""
+def _estimate(scores: ScoreBatch, config: AdvantageConfig) -> Estimate:
+    """Return the estimator's advantages [B], checked; 0 on rollouts unusable or left out."""
     if config.estimator == "gdpo" and len(scores.names) == 1:
         _say_single_component()
-    result_B = np.asarray(ESTIMATORS[config.estimator](scores, config), dtype=np.float64)
+    result = ESTIMATORS[config.estimator](scores, config)
+    if not isinstance(result, Estimate):
+        result = Estimate(np.asarray(result, dtype=np.float64))
+    result_B = result.advantages_B
     if result_B.shape != scores.usable_B.shape or not np.isfinite(result_B).all():
         raise RolloutError(
             f"estimator {config.estimator!r}: got shape {list(result_B.shape)} or values that are "
             f"not finite, expected one finite advantage a rollout, [{len(scores.usable_B)}]"
         )
-    return np.where(scores.usable_B, result_B, 0.0)
+    kept_B = scores.usable_B if result.kept_B is None else scores.usable_B & result.kept_B
+    return replace(result, advantages_B=np.where(kept_B, result_B, 0.0), kept_B=kept_B)
 
 
 @functools.cache
@@ -177,31 +171,32 @@ def _zero_tolerance(inputs: Inputs, config: AdvantageConfig) -> float:
     return max(_ZERO, _ULPS * inputs.resolution) if config.scale else _ZERO
 
 
-def _clear_noise(
-    estimate_B: FloatArray, scores: ScoreBatch, zero: float
-) -> tuple[FloatArray, BoolArray]:
+def _clear_noise(estimate: Estimate, scores: ScoreBatch, zero: float) -> tuple[Estimate, BoolArray]:
     """Return the estimate, exactly 0 in groups without signal, and which rows' groups carry one.
 
     The weighted component advantages decide, never the sum of scores; a group that another
     estimator learns from anyway counts as well, so that no filter can drop it.
     """
     combined_B = weighted_sum(scores.component_advantages_KB, scores.weights_K)
-    largest_P = scores.groups.reduce(np.maximum, np.abs(np.stack([estimate_B, combined_B])))
+    sizes_B = np.abs(np.stack([estimate.advantages_B, combined_B]))
+    largest_P = scores.groups.reduce(np.maximum, sizes_B)
     learns_B, informed_B = scores.groups.spread(largest_P > zero)
-    return np.where(learns_B, estimate_B, 0.0), learns_B | informed_B
+    cleared_B = np.where(learns_B, estimate.advantages_B, 0.0)
+    return replace(estimate, advantages_B=cleared_B), learns_B | informed_B
 
 
 def _whiten(
-    before_B: FloatArray,
+    estimate: Estimate,
     informative_B: BoolArray,
     inputs: Inputs,
     config: AdvantageConfig,
     zero: float,
 ) -> FloatArray:
     """Return the advantages whitened over the batch, [B] (step 4); 0 on rows left out."""
+    before_B = estimate.advantages_B
     if config.whiten == "none":
         return before_B
-    counted_B = inputs.usable_B
+    counted_B = inputs.usable_B if estimate.kept_B is None else estimate.kept_B
     if config.whiten_over == "informative":
         counted_B = counted_B & informative_B
     weights_B = counted_B * _copies(inputs, config)
@@ -229,7 +224,7 @@ def _copies(inputs: Inputs, config: AdvantageConfig) -> FloatArray:
 
 def _result(
     scores: ScoreBatch,
-    before_B: FloatArray,
+    estimate: Estimate,
     final_B: FloatArray,
     informative_B: BoolArray,
     like: Any | None,
@@ -245,10 +240,12 @@ def _result(
     }
     return AdvantageResult(
         advantages=deliver(final_B),
-        before_whitening=deliver(before_B),
+        before_whitening=deliver(estimate.advantages_B),
         by_component=by_component,
         informative=deliver(informative_B),
+        state=dict(estimate.state),
         _scores=scores,
+        _estimate=estimate,
         _final_B=final_B,
         _informative_B=informative_B,
     )

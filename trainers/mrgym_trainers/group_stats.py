@@ -15,7 +15,17 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from mrgym_trainers.advantage_config import AdvantageConfig
 
-__all__ = ["MAX_ROWS", "Groups", "exact_sums", "group_range", "mean_and_std", "normalise"]
+__all__ = [
+    "MAX_ROWS",
+    "Groups",
+    "correlations",
+    "exact_sums",
+    "group_range",
+    "group_std",
+    "mean_and_std",
+    "normalise",
+    "positive",
+]
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -148,7 +158,41 @@ def normalise(
     squares_KP = groups.sums(centred_KB**2)
     std_KP = np.sqrt(_unbiased(squares_KP, count_KP, config.float32_factors))
     divisor_KP = std_KP + _in_units(config.group_eps, unit_KP)
-    return numerator_KB / groups.spread(_positive(divisor_KP))
+    return numerator_KB / groups.spread(positive(divisor_KP))
+
+
+def group_std(
+    scores_KB: FloatArray, present_KB: BoolArray, groups: Groups, config: AdvantageConfig
+) -> FloatArray:
+    """Return each group's unbiased std in units of the score, [K, P], without epsilon.
+
+    Exactly 0 where fewer than two rows are present and where the group is constant.
+    """
+    count_KP = groups.counts(present_KB)
+    centred_KB, unit_KP = _centre(scores_KB, present_KB, count_KP, groups)
+    squares_KP = groups.sums(centred_KB**2)
+    return np.sqrt(_unbiased(squares_KP, count_KP, config.float32_factors)) * unit_KP
+
+
+def correlations(
+    values_KB: FloatArray, present_KB: BoolArray
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], FloatArray]:
+    """Return each pair of rows (two [M]) and their Pearson correlation [M], NaN if one is constant.
+
+    Over the columns where both are present; the same bits in any order of the columns.
+    """
+    left_M, right_M = np.triu_indices(len(values_KB), 1)
+    if not len(left_M):
+        return left_M, right_M, np.empty(0)
+    both_MB = present_KB[left_M] & present_KB[right_M]
+    everyone = Groups(slice(None), np.zeros(1, np.int64), np.array([values_KB.shape[1]]))
+    count_MP = everyone.counts(both_MB)
+    left_MB, _ = _centre(values_KB[left_M], both_MB, count_MP, everyone)
+    right_MB, _ = _centre(values_KB[right_M], both_MB, count_MP, everyone)
+    left_MP, right_MP = everyone.sums(left_MB**2), everyone.sums(right_MB**2)
+    scale_MP = np.sqrt(left_MP) * np.sqrt(right_MP)
+    result_MP = everyone.sums(left_MB * right_MB) / positive(scale_MP)
+    return left_M, right_M, np.where(scale_MP > 0, np.clip(result_MP, -1.0, 1.0), np.nan)[:, 0]
 
 
 def _centre(
@@ -245,6 +289,6 @@ def _masked(values: FloatArray, keep: BoolArray, otherwise: float) -> FloatArray
     return values if keep.all() else np.where(keep, values, otherwise)
 
 
-def _positive(divisor: FloatArray) -> FloatArray:
+def positive(divisor: FloatArray) -> FloatArray:
     """Return a divisor that is safe where it is 0; what it divides is 0 there as well."""
     return np.where(divisor > 0, divisor, 1.0)

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 import yaml
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    ValidationError,
     field_validator,
     model_validator,
 )
 
 from mrgym.errors import ConfigError
-from mrgym_trainers.advantage_config import AdvantageConfig, config_error
+from mrgym_trainers.advantage_config import AdvantageConfig
+from mrgym_trainers.gdpo.loss_config import LossConfig
+from mrgym_trainers.gdpo.strict import Strict
+from mrgym_trainers.samplers.vllm.settings import VLLMConfig
 
-__all__ = ["TINY", "GDPOConfig", "LossConfig", "load_config"]
+__all__ = ["TINY", "GDPOConfig", "LossConfig", "ProbeConfig", "VLLMConfig", "load_config"]
 
 TINY: Final = "tiny"
 """The model name that stands for the policy in the package."""
@@ -35,46 +35,34 @@ _TINY_DEFAULTS: Final[Mapping[str, Any]] = {
     "steps": 250,
     "prompts_per_step": 32,
     "eval_tasks": 512,
-    "micro_batch_tokens": 65_536,
 }
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Beta: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 _SHORTHANDS: Final = ("estimator", "weights")
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    if not TYPE_CHECKING:  # type checkers keep the signature made from the fields
-
-        def __init__(self, **data: Any) -> None:
-            try:
-                super().__init__(**data)
-            except ValidationError as error:
-                raise config_error(type(self), error) from None
-
-
-class LossConfig(_Strict):
-    """The clipped surrogate.
+class ProbeConfig(Strict):
+    """The check after every weight sync: do engine and policy give the same log-probabilities?
 
     Attributes:
-        clip_low: The importance ratio is held above ``1 - clip_low``.
-        clip_high: The importance ratio is held below ``1 + clip_high``.
-        aggregation: ``token_mean`` divides by the step's number of tokens, ``sequence_mean``
-            averages within a rollout first, ``constant`` divides by rollouts x ``constant_length``.
-        constant_length: That length, in tokens.
-        truncated: What becomes of completions cut by the token limit: ``mask`` leaves them out
-            of loss, denominator and group statistics.
+        completions: Fresh completions compared; 0 turns the probe off.
+        tokens: Most tokens of each.
+        threshold: Largest difference of a token that is accepted; 1e-3 in float32 and 0.5 in
+            bfloat16 if left out.
     """
 
-    clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    clip_high: NonNegativeFloat = 0.28
-    aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
-    constant_length: PositiveInt = 1024
-    truncated: Literal["keep", "mask"] = "keep"
+    completions: NonNegativeInt = 4
+    tokens: PositiveInt = 8
+    threshold: PositiveFloat | None = None
+
+    def limit(self, dtype: str) -> float:
+        """Return the threshold that holds for a precision."""
+        if self.threshold is not None:
+            return self.threshold
+        return 1e-3 if dtype == "float32" else 0.5
 
 
-class GDPOConfig(_Strict):
+class GDPOConfig(Strict):
     """Everything a run is made of. ``estimator=`` and ``weights=`` are short for ``advantage``'s.
 
     Where the model is the bundled ``"tiny"``, keys left out are filled with values that suit it.
@@ -87,6 +75,16 @@ class GDPOConfig(_Strict):
         group_size: Rollouts a group.
         max_completion_tokens: Most tokens of one completion.
         temperature: Sampling temperature, applied in the loss as well.
+        top_p: Must be 1 unless ``loss.mismatch`` is ``tis`` or ``mask`` and vLLM samples: the
+            loss works with the whole distribution.
+        top_k: Must be 0, with the same exception.
+        sampler: ``transformers`` samples with the policy itself, ``vllm`` with an engine.
+        vllm: Settings of that engine.
+        probe: The check of the engine's log-probabilities after every weight sync.
+        max_prompt_tokens: Most tokens of a prompt; what the context leaves if left out.
+        long_prompts: Whether a longer prompt stops the run or its task is dropped and counted.
+        dynamic_sampling: Replace groups that carry no signal by newly drawn ones.
+        max_refills: Most times a step draws again.
         updates_per_step: Passes over a step's rollouts.
         learning_rate: Peak of the schedule.
         lr_schedule: ``cosine`` or ``linear`` decay to ``lr_end`` x ``learning_rate``, or none.
@@ -96,8 +94,14 @@ class GDPOConfig(_Strict):
         weight_decay: AdamW's decay.
         max_grad_norm: Gradient norm is clipped to this.
         micro_batch_tokens: Most tokens (padding included) of one forward pass.
+        share_prompts: Read a prompt once for all its rollouts in a micro-batch, where that is exact.
         sample_rows: Most completions sampled at a time.
-        dtype: Precision of the weights.
+        dtype: What policy and engine compute in.
+        master_weights: With ``bfloat16`` keep weights and optimiser in float32, so that small
+            updates are not rounded away.
+        gradient_checkpointing: Compute activations again in the backward pass.
+        compile_model: Run the model's layers through ``torch.compile``.
+        reference_model: The frozen policy of the KL term; the model as it starts if left out.
         device: ``auto`` takes CUDA if there is one.
         advantage: How scores become advantages; weights left out are the environment's own.
         loss: The clipped surrogate.
@@ -121,6 +125,15 @@ class GDPOConfig(_Strict):
     group_size: Annotated[int, Field(ge=2)] = 8
     max_completion_tokens: PositiveInt = 256
     temperature: PositiveFloat = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: NonNegativeInt = 0
+    sampler: Literal["transformers", "vllm"] = "transformers"
+    vllm: VLLMConfig = VLLMConfig()
+    probe: ProbeConfig = ProbeConfig()
+    max_prompt_tokens: PositiveInt | None = None
+    long_prompts: Literal["error", "drop"] = "error"
+    dynamic_sampling: bool = False
+    max_refills: PositiveInt = 4
     updates_per_step: PositiveInt = 1
     learning_rate: PositiveFloat = 1e-6
     lr_schedule: Literal["cosine", "linear", "constant"] = "cosine"
@@ -130,8 +143,13 @@ class GDPOConfig(_Strict):
     weight_decay: NonNegativeFloat = 0.0
     max_grad_norm: PositiveFloat = 1.0
     micro_batch_tokens: PositiveInt = 4096
+    share_prompts: bool = True
     sample_rows: PositiveInt = 256
     dtype: Literal["float32", "bfloat16"] = "float32"
+    master_weights: bool = True
+    gradient_checkpointing: bool = False
+    compile_model: bool = False
+    reference_model: str | None = None
     device: str = "auto"
     advantage: AdvantageConfig = AdvantageConfig()
     loss: LossConfig = LossConfig()
@@ -161,6 +179,18 @@ class GDPOConfig(_Strict):
                 "advantage (nothing to compare with)"
             )
         return value
+
+    @model_validator(mode="after")
+    def _whole_distribution(self) -> Self:
+        cut = self.top_p < 1 or self.top_k > 0
+        corrected = self.loss.mismatch in ("tis", "mask") and self.sampler == "vllm"
+        if cut and not corrected:
+            raise ConfigError(
+                f"GDPOConfig: got top_p={self.top_p}, top_k={self.top_k}, expected 1.0 and 0: the "
+                "loss works with the whole distribution, so cut sampling biases it; leave them "
+                "out, or set sampler=vllm with loss.mismatch=tis"
+            )
+        return self
 
     def to_yaml(self) -> str:
         """Return the configuration as YAML: every key, of ``advantage`` those that were given.

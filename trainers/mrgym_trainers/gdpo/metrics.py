@@ -1,21 +1,26 @@
-"""What a step reports: means by component, weighted beside plain, and where time went."""
+"""What a step reports: means by component, weighted beside plain, gates, failures, and speed."""
 
 from __future__ import annotations
 
-import time
+import resource
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mrgym.components import present_key, reward_key
+from mrgym.components import REWARD_PREFIX, ComponentSet, present_key, reward_key
 from mrgym.rollout import Group, Rollout
-from mrgym.sampler import Completion
-from mrgym.scoring import Outcome, Scorer
-from mrgym.text import State, TextEnv
 
-__all__ = ["Stopwatch", "TimedScorer", "reward_metrics", "rollout_metrics"]
+__all__ = [
+    "first_and_last",
+    "gate_metrics",
+    "peak_memory_gib",
+    "reward_metrics",
+    "rollout_metrics",
+    "speed_metrics",
+]
 
 
 def reward_metrics(batch: Mapping[str, Tensor], weights: Mapping[str, float]) -> dict[str, float]:
@@ -70,42 +75,50 @@ def _mean_and_std(key: str, values: Tensor) -> dict[str, float]:
     return {f"{key}/mean": _mean(values), f"{key}/std": std}
 
 
-class Stopwatch:
-    """Adds up seconds by name."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        """Measure what happens inside ``with``."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            spent = time.perf_counter() - start
-            self.seconds[name] = self.seconds.get(name, 0.0) + spent
-
-    def take(self) -> dict[str, float]:
-        """Return the seconds so far and begin again."""
-        seconds, self.seconds = self.seconds, {}
-        return seconds
+def gate_metrics(groups: Sequence[Group], declared: ComponentSet) -> dict[str, float]:
+    """Return ``gate/open_frac/<name>`` of every gated component: how often its score counted."""
+    rollouts = [r for group in groups for r in group.rollouts if r.valid]
+    out = {}
+    for name, component in declared.items():
+        gate = component.gate
+        if gate is None:
+            continue
+        conditions = [r.components[gate.on] for r in rollouts if gate.on in r.components]
+        if conditions:
+            opened = sum(condition >= gate.at_least for condition in conditions)
+            out[f"gate/open_frac/{name}"] = opened / len(conditions)
+    return out
 
 
-class TimedScorer:
-    """A scorer that tells a stopwatch how long scoring took."""
+def speed_metrics(groups: Sequence[Group], seconds: float) -> dict[str, float]:
+    """Return sampled tokens and completions of a step by its seconds."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    tokens, turns = sum(map(_length, rollouts)), sum(len(r.turns) for r in rollouts)
+    return {
+        "speed/tokens_per_s": tokens / max(seconds, 1e-9),
+        "speed/completions_per_s": turns / max(seconds, 1e-9),
+    }
 
-    def __init__(self, scorer: Scorer, watch: Stopwatch) -> None:
-        self._scorer = scorer
-        self._watch = watch
 
-    def score(
-        self, env: TextEnv, states: Sequence[State], completions: Sequence[Completion]
-    ) -> list[Outcome]:
-        """Score, and add the time to ``score``."""
-        with self._watch("score"):
-            return self._scorer.score(env, states, completions)
+def peak_memory_gib(device: torch.device) -> float:
+    """Return the most memory held so far, of the GPU or, for a policy on CPU, of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
-    def close(self) -> None:
-        """Close the scorer."""
-        self._scorer.close()
+
+def first_and_last(history: Sequence[Mapping[str, Any]], mode: str) -> dict[str, dict[str, float]]:
+    """Return the component means of a run's first and last evaluation in a mode."""
+    lines = [line for line in history if line.get("mode") == mode]
+    if not lines:
+        return {}
+    return {"start": _component_means(lines[0]), "end": _component_means(lines[-1])}
+
+
+def _component_means(line: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        key: value
+        for key, value in line.items()
+        if key == "reward" or (key.startswith(REWARD_PREFIX) and not key.endswith("/se"))
+    }

@@ -1,23 +1,39 @@
-"""What a run needs before its first step: environment, weights by name, scorer, task order."""
+"""What a run needs before its first step: environment, weights by name, policy, scorer, sampler."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mrgym.env import MultiRewardEnv
 from mrgym.errors import ConfigError, closest
 from mrgym.registry import make
 from mrgym.scoring import InlineScorer, Scorer, WorkerScorer
 from mrgym.stepwise import as_text_env
-from mrgym.tasks import Task, TaskSource
 from mrgym.text import TextEnv
 from mrgym_trainers.advantages import AdvantageConfig
-from mrgym_trainers.gdpo.config import GDPOConfig
+from mrgym_trainers.gdpo.config import TINY, GDPOConfig
+from mrgym_trainers.gdpo.policy import Policy, load_policy
+from mrgym_trainers.samplers.codec import stop_ids
+from mrgym_trainers.samplers.transformers import TransformersSampler
+from mrgym_trainers.tiny_policy import tiny_policy_path
 
-__all__ = ["make_scorer", "resolve_weights", "task_order", "text_env"]
+__all__ = [
+    "TrainableSampler",
+    "load_reference",
+    "load_trained",
+    "make_sampler",
+    "make_scorer",
+    "resolve_weights",
+    "text_env",
+]
+
+TrainableSampler: TypeAlias = "TransformersSampler | VLLMSampler | VLLMServerSampler"
+
+if TYPE_CHECKING:
+    from mrgym_trainers.samplers.vllm.engine import VLLMSampler
+    from mrgym_trainers.samplers.vllm.server import VLLMServerSampler
 
 
 def text_env(env: str | MultiRewardEnv[Any, Any], kwargs: dict[str, Any]) -> TextEnv:
@@ -61,9 +77,54 @@ def make_scorer(config: GDPOConfig) -> Scorer:
     return InlineScorer(timeout=config.score_timeout)
 
 
-def task_order(tasks: TaskSource, seed: int) -> Iterator[Task]:
-    """Yield training tasks for ever, in a new order every time round."""
-    epoch = 0
-    while True:
-        yield from tasks.shuffled(seed * 1_000_003 + epoch)
-        epoch += 1
+def load_trained(config: GDPOConfig) -> Policy:
+    """Return the policy that is to be trained."""
+    return load_policy(
+        config.model,
+        device=config.device,
+        dtype=config.dtype,
+        master_weights=config.master_weights,
+        gradient_checkpointing=config.gradient_checkpointing,
+        compile_model=config.compile_model,
+    )
+
+
+def load_reference(config: GDPOConfig) -> Policy | None:
+    """Return the frozen policy of the KL term, if the loss has one."""
+    if config.loss.kl_coef == 0:
+        return None
+    reference = load_policy(
+        config.reference_model or config.model,
+        device=config.device,
+        dtype=config.dtype,
+        master_weights=False,
+    )
+    reference.model.requires_grad_(False)
+    return reference
+
+
+def make_sampler(config: GDPOConfig, policy: Policy) -> TrainableSampler:
+    """Return the sampler that the configuration asks for.
+
+    Raises:
+        ConfigError: If it cannot be started.
+        SamplerError: If a server does not fit the policy.
+    """
+    if config.sampler == "transformers":
+        return TransformersSampler(
+            policy.model,
+            policy.tokenizer,
+            max_rows=config.sample_rows,
+            seed=config.seed,
+            autocast=partial(policy.autocast, cache=True),
+        )
+    ends = stop_ids(policy.model, policy.tokenizer)
+    options: dict[str, Any] = {"config": config.vllm, "dtype": config.dtype, "seed": config.seed}
+    model = str(tiny_policy_path()) if policy.name == TINY else policy.name
+    if config.vllm.servers:
+        from mrgym_trainers.samplers.vllm.server import VLLMServerSampler
+
+        return VLLMServerSampler(model, policy.tokenizer, ends, **options)
+    from mrgym_trainers.samplers.vllm.engine import VLLMSampler
+
+    return VLLMSampler(model, policy.tokenizer, ends, **options)

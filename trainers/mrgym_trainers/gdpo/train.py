@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mrgym.components import PRESENT_PREFIX, REWARD_PREFIX
 from mrgym.env import MultiRewardEnv
 from mrgym.errors import ConfigError
 from mrgym.evaluate import evaluate
-from mrgym.rollout import Group, Rollout, check_error_rate, run_groups
-from mrgym.sampler import SamplingParams
+from mrgym.rollout import Group, Rollout
 from mrgym.scoring import Scorer
-from mrgym.tasks import Task
 from mrgym_trainers.advantages import AdvantageResult, compute_advantages
 from mrgym_trainers.gdpo.batch import build_batch
 from mrgym_trainers.gdpo.config import GDPOConfig
-from mrgym_trainers.gdpo.metrics import Stopwatch, TimedScorer, reward_metrics, rollout_metrics
-from mrgym_trainers.gdpo.policy import load_policy
+from mrgym_trainers.gdpo.control import shuffled_scores
+from mrgym_trainers.gdpo.draw import Draw, GroupSource, PromptFilter, TaskOrder, sampling_params
+from mrgym_trainers.gdpo.metrics import (
+    first_and_last,
+    gate_metrics,
+    peak_memory_gib,
+    reward_metrics,
+    rollout_metrics,
+    speed_metrics,
+)
+from mrgym_trainers.gdpo.probe import LogprobProbe
 from mrgym_trainers.gdpo.progress import ConsoleProgress, ProgressView, SilentProgress
 from mrgym_trainers.gdpo.run_folder import RunFolder
-from mrgym_trainers.gdpo.setup import make_scorer, resolve_weights, task_order, text_env
+from mrgym_trainers.gdpo.setup import (
+    load_reference,
+    load_trained,
+    make_sampler,
+    make_scorer,
+    resolve_weights,
+    text_env,
+)
+from mrgym_trainers.gdpo.timing import Stopwatch, TimedScorer, phase_metrics, timed_sampler
 from mrgym_trainers.gdpo.update import learning_rate_factor, make_optimizer, update
-from mrgym_trainers.samplers.transformers import TransformersSampler
 
 __all__ = ["GDPOTrainer"]
 
@@ -70,9 +84,7 @@ class GDPOTrainer:
         self.weights = resolve_weights(self.config.advantage, self.env)
         self.train_tasks = self.env.task_source("train")
         self.eval_tasks = self.env.task_source("eval")[: self.config.eval_tasks]
-        self.policy = load_policy(
-            self.config.model, device=self.config.device, dtype=self.config.dtype
-        )
+        self.policy = load_trained(self.config)
         self.folder = RunFolder(out, overwrite=overwrite) if out is not None else None
         self.watch = Stopwatch()
         self.history: list[dict[str, Any]] = []
@@ -80,6 +92,7 @@ class GDPOTrainer:
         self._progress = progress
         self._completions = 0
         self._steps_done = 0
+        self._estimator_state: dict[str, float] = {}
 
     def train(self) -> dict[str, Any]:
         """Run all steps and return the summary, which ``summary.json`` holds as well.
@@ -99,12 +112,6 @@ class GDPOTrainer:
             )
         start, status = time.perf_counter(), "failed"
         torch.manual_seed(self.config.seed)
-        sampler = TransformersSampler(
-            self.policy.model,
-            self.policy.tokenizer,
-            max_rows=self.config.sample_rows,
-            seed=self.config.seed,
-        )
         if self.folder:
             self.folder.write_config(self._resolved(), self.env_name)
         view: ProgressView = SilentProgress()
@@ -112,7 +119,7 @@ class GDPOTrainer:
             view = ConsoleProgress([*self.env.components], self.config.steps)
         try:
             with view:
-                self._run_steps(sampler, view)
+                self._run(view)
             status = "finished"
         except KeyboardInterrupt:
             status = "interrupted"
@@ -122,25 +129,43 @@ class GDPOTrainer:
             summary = self._finish(status, time.perf_counter() - start)
         return summary
 
-    def _run_steps(self, sampler: TransformersSampler, view: ProgressView) -> None:
+    def _run(self, view: ProgressView) -> None:
+        """Start the sampler, and end it however the steps end."""
+        sampler = make_sampler(self.config, self.policy)
+        # Model and libraries are a million objects that every full collection would walk through.
+        gc.collect()
+        gc.freeze()
+        try:
+            self._run_steps(sampler, view)
+        finally:
+            gc.unfreeze()
+            sampler.close()
+
+    def _run_steps(self, sampler: Any, view: ProgressView) -> None:
         """The loop."""
         config = self.config
+        own_sampler = config.sampler == "transformers"
+        loss_config = config.loss.resolved(own_sampler=own_sampler)
         optimizer = make_optimizer(self.policy, config)
-        order = task_order(self.train_tasks, config.seed)
+        reference = load_reference(config)
+        source = self._group_source(timed_sampler(sampler, self.watch))
+        probe = None if own_sampler else self._probe(sampler)
         control = torch.Generator().manual_seed(config.seed)
-        self._evaluate(view, step=0)
+        self.eval_tasks = PromptFilter(self.env, sampler, config).fitting(self.eval_tasks)
+        self._sync(sampler, probe, 0)
+        self._evaluate(sampler, view, step=0)
         for step in range(1, config.steps + 1):
             with self.watch("step"):
-                groups = self._draw_groups(sampler, order, step)
-                batch = build_batch(
-                    groups,
-                    self.env.components,
-                    mask_truncated=config.loss.truncated == "mask",
-                )
+                with self.watch("draw"):
+                    drawn = source.draw(step)
+                if not own_sampler:
+                    sampler.rest()
+                batch = self._batch(drawn.groups)
                 if config.shuffle_rewards:
-                    batch = _shuffled(batch, control)
+                    batch = shuffled_scores(batch, control)
                 advantages = self._advantages(batch)
-                rollouts = [rollout for group in groups for rollout in group.rollouts]
+                self._estimator_state = advantages.state
+                rollouts = [rollout for group in drawn.groups for rollout in group.rollouts]
                 _set_learning_rate(optimizer, step, config)
                 with self.watch("update"):
                     losses = update(
@@ -150,37 +175,41 @@ class GDPOTrainer:
                         advantages.advantages,
                         batch["valid"],
                         config,
+                        reference=reference,
+                        loss_config=loss_config,
                     )
-                sampler.update_weights(self.policy.named_tensors(), step)
-            self._report_step(view, step, groups, batch, advantages, losses)
+                losses |= self._sync(sampler, probe, step)
+            self._completions += drawn.completions
+            self._report_step(view, step, drawn, batch, advantages, losses)
             self._store_rollouts(step, rollouts, advantages)
             if step % config.eval_every == 0 or step == config.steps:
-                self._evaluate(view, step=step)
+                self._evaluate(sampler, view, step=step)
             if self.folder and config.checkpoint_every and step % config.checkpoint_every == 0:
                 self.folder.write_checkpoint(self.policy, step)
             self._steps_done = step
 
-    def _draw_groups(
-        self, sampler: TransformersSampler, order: Iterator[Task], step: int
-    ) -> list[Group]:
-        config = self.config
-        tasks = [next(order) for _ in range(config.prompts_per_step)]
-        params = SamplingParams(config.max_completion_tokens, config.temperature)
-        with self.watch("draw"):
-            groups = run_groups(
-                self.env,
-                sampler,
-                tasks,
-                config.group_size,
-                params,
-                scorer=self._scorer,
-                first_group=(step - 1) * config.prompts_per_step,
-                on_score_error=config.on_score_error,
-                seed=config.seed + step,
-            )
-        check_error_rate(groups, config.max_error_rate)
-        self._completions += sum(len(r.turns) for group in groups for r in group.rollouts)
-        return groups
+    def _group_source(self, sampler: Any) -> GroupSource:
+        order = TaskOrder(self.train_tasks, self.config.seed)
+        return GroupSource(self.env, sampler, self._scorer, order, self.config, self._signal)
+
+    def _probe(self, sampler: Any) -> LogprobProbe:
+        fitting = PromptFilter(self.env, sampler, self.config)
+        tasks = self.train_tasks[: max(self.config.probe.completions, 1) * 4]
+        prompts = [prompt for task in tasks if (prompt := fitting.prompt(task)) is not None]
+        return LogprobProbe(self.policy, sampler, prompts, self.config)
+
+    def _sync(self, sampler: Any, probe: LogprobProbe | None, step: int) -> dict[str, float]:
+        """Let the sampler have the policy's weights, and prove that it has."""
+        with self.watch("sync"):
+            sampler.update_weights(self.policy.named_tensors(), step)
+        if probe is None:
+            return {}
+        with self.watch("probe"):
+            return probe.check(step)
+
+    def _batch(self, groups: Sequence[Group]) -> dict[str, Tensor]:
+        mask_truncated = self.config.loss.truncated == "mask"
+        return build_batch(groups, self.env.components, mask_truncated=mask_truncated)
 
     def _advantages(self, batch: dict[str, Tensor]) -> AdvantageResult:
         return compute_advantages(
@@ -189,46 +218,50 @@ class GDPOTrainer:
             self.config.advantage.model_copy(update={"weights": self.weights}),
             valid=batch["valid"],
             completion_lengths=batch["completion_lengths"],
+            state=self._estimator_state,
         )
+
+    def _signal(self, groups: Sequence[Group]) -> list[bool]:
+        """Return which groups carry signal; the weighted component advantages decide."""
+        informative = self._advantages(self._batch(groups)).informative.tolist()
+        sizes = [len(group.rollouts) for group in groups]
+        ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+        return [informative[end - 1] for end in ends]
 
     def _report_step(
         self,
         view: ProgressView,
         step: int,
-        groups: Sequence[Group],
+        drawn: Draw,
         batch: dict[str, Tensor],
         advantages: AdvantageResult,
         losses: dict[str, float],
     ) -> None:
         seconds = self.watch.take()
-        seconds["sample"] = seconds.pop("draw") - seconds.get("score", 0.0)
         line = {
             "kind": "train",
             "step": step,
             **reward_metrics(batch, self.weights),
+            **gate_metrics(drawn.groups, self.env.components),
             **advantages.metrics(),
-            **rollout_metrics(groups),
+            **rollout_metrics(drawn.groups),
+            **drawn.counts,
             **losses,
             "lr": self.config.learning_rate * learning_rate_factor(step - 1, self.config),
-            **{f"time/{name}_s": spent for name, spent in seconds.items()},
+            **speed_metrics(drawn.groups, seconds["step"]),
+            "memory/peak_gib": peak_memory_gib(self.policy.device),
+            **phase_metrics(seconds),
         }
         self._log(line)
         view.step(line)
 
-    def _evaluate(self, view: ProgressView, *, step: int) -> None:
+    def _evaluate(self, sampler: Any, view: ProgressView, *, step: int) -> None:
         config = self.config
         for mode, temperature in (("sampled", config.temperature), ("greedy", 0.0)):
-            params = SamplingParams(config.max_completion_tokens, temperature)
-            # A generator of its own: evaluating must not change what training samples next.
-            probe = TransformersSampler(
-                self.policy.model,
-                self.policy.tokenizer,
-                max_rows=config.sample_rows,
-                seed=EVAL_SEED,
-            )
+            params = sampling_params(config, EVAL_SEED, temperature=temperature)
             means, _ = evaluate(
                 self.env,
-                probe,
+                sampler,
                 self.eval_tasks,
                 params,
                 scorer=self._scorer,
@@ -272,38 +305,15 @@ class GDPOTrainer:
             "status": status,
             "estimator": self.config.advantage.estimator,
             "weights": self.weights,
-            "eval": self._first_and_last("sampled"),
-            "eval_greedy": self._first_and_last("greedy"),
+            "eval": first_and_last(self.history, "sampled"),
+            "eval_greedy": first_and_last(self.history, "greedy"),
         }
         if self.folder:
             self.folder.write_checkpoint(self.policy, self._steps_done)
             self.folder.write_summary(summary)
         return summary
 
-    def _first_and_last(self, mode: str) -> dict[str, dict[str, float]]:
-        lines = [line for line in self.history if line.get("mode") == mode]
-        if not lines:
-            return {}
-        return {"start": _means(lines[0]), "end": _means(lines[-1])}
-
-
-def _means(line: dict[str, Any]) -> dict[str, float]:
-    return {
-        key: value
-        for key, value in line.items()
-        if key == "reward" or (key.startswith(REWARD_PREFIX) and not key.endswith("/se"))
-    }
-
 
 def _set_learning_rate(optimizer: torch.optim.Optimizer, step: int, config: GDPOConfig) -> None:
     for group in optimizer.param_groups:
         group["lr"] = config.learning_rate * learning_rate_factor(step - 1, config)
-
-
-def _shuffled(batch: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-    """Hand every usable rollout the scores of another usable one."""
-    usable = batch["valid"].nonzero().squeeze(1)
-    order = torch.arange(len(batch["valid"]))
-    order[usable] = usable[torch.randperm(len(usable), generator=generator)]
-    prefixes = (REWARD_PREFIX, PRESENT_PREFIX)
-    return {k: v[order] if k.startswith(prefixes) else v for k, v in batch.items()}

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from mrgym.errors import ConfigError
 from mrgym.rollout import Rollout
 from mrgym_trainers.gdpo.batch import MicroBatch, micro_batches
 from mrgym_trainers.gdpo.config import GDPOConfig
-from mrgym_trainers.gdpo.loss import Denominator, clipped_loss
+from mrgym_trainers.gdpo.loss_config import LossConfig
+from mrgym_trainers.gdpo.losses import Denominator, mismatch_metrics, policy_loss
 from mrgym_trainers.gdpo.policy import Policy
 
 __all__ = ["learning_rate_factor", "make_optimizer", "update"]
@@ -23,17 +25,38 @@ _NEGLIGIBLE = 1e-6
 
 @dataclass(slots=True)
 class _Sums:
-    """What micro-batches add up for the step's metrics."""
+    """What micro-batches add up for the step's metrics; tensors, so that no device waits."""
 
-    totals: dict[str, float] = field(default_factory=dict)
-    mismatch_max: float = 0.0
+    totals: dict[str, Tensor] = field(default_factory=dict)
+    largest: dict[str, Tensor] = field(default_factory=dict)
 
-    def add(self, **values: float) -> None:
+    def add(self, values: Mapping[str, Tensor], prefix: str = "") -> None:
         for name, value in values.items():
-            self.totals[name] = self.totals.get(name, 0.0) + value
+            key = prefix + name
+            self.totals[key] = self.totals[key] + value if key in self.totals else value
 
-    def per_token(self, name: str) -> float:
-        return self.totals.get(name, 0.0) / max(self.totals.get("tokens", 0.0), 1.0)
+    def raise_to(self, values: Mapping[str, Tensor], prefix: str = "") -> None:
+        for name, value in values.items():
+            key = prefix + name
+            at_least = self.largest.get(key, value)
+            self.largest[key] = torch.maximum(at_least, value)
+
+    def per_token(self, *names: str) -> float:
+        return sum(float(self.totals[name]) for name in names) / float(self.totals["tokens"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A micro-batch, with what stays fixed over the passes; no old policy means the policy's own.
+
+    The last three are advantages and log-probabilities under the policy that the step began with
+    and under the reference policy.
+    """
+
+    batch: MicroBatch
+    advantages_B: Tensor
+    old_policy_logprobs_BT: Tensor | None
+    reference_logprobs_BT: Tensor | None
 
 
 def make_optimizer(policy: Policy, config: GDPOConfig) -> torch.optim.AdamW:
@@ -67,11 +90,15 @@ def update(
     advantages_B: Tensor,
     valid_B: Tensor,
     config: GDPOConfig,
+    *,
+    reference: Policy | None = None,
+    loss_config: LossConfig | None = None,
 ) -> dict[str, float]:
     """Take ``config.updates_per_step`` optimiser steps on a batch of rollouts.
 
-    Rollouts without advantage are left out of the passes (they would add nothing to the
-    gradient) and stay in the denominator. Where none has any, the optimiser takes no step.
+    Rollouts without advantage are left out of the passes and stay in the denominator: they would
+    add nothing to the gradient, unless the loss has a KL or entropy term. Where no rollout is left,
+    the optimiser takes no step.
 
     Args:
         policy: The policy.
@@ -80,85 +107,180 @@ def update(
         advantages_B: Their advantages.
         valid_B: Which of them are usable.
         config: The run's configuration.
+        reference: The frozen policy of the KL term, on the policy's device.
+        loss_config: The loss, with ``mismatch`` resolved; ``config.loss`` for a sampler that is
+            the trainer's own model, if left out.
 
     Returns:
         ``loss/*`` and ``mismatch/*`` metrics, as far as they are finite; the mismatch compares
         the sampler's log-probabilities with the policy's own before the update.
+
+    Raises:
+        ConfigError: If the loss needs a reference policy and there is none.
     """
+    loss_config = loss_config or config.loss.resolved(own_sampler=True)
+    _check_reference(loss_config, reference)
     lengths = [rollout.completion_length for rollout in rollouts]
     usable = [i for i, ok in enumerate(valid_B.tolist()) if ok and lengths[i] > 0]
-    rows = [i for i in usable if abs(float(advantages_B[i])) > _NEGLIGIBLE]
+    rows = [
+        i
+        for i in usable
+        if loss_config.needs_every_rollout or abs(float(advantages_B[i])) > _NEGLIGIBLE
+    ]
     denominator = Denominator(sum(lengths[i] for i in usable), len(usable))
+    counts = {
+        "loss/tokens": float(denominator.tokens),
+        "loss/kept_frac": len(rows) / max(len(rollouts), 1),
+        "loss/skipped": float(not rows),
+    }
     if not rows:
-        return {"loss/policy": 0.0, "loss/skipped": 1.0, "loss/kept_frac": 0.0}
-    parts = micro_batches(
+        return {"loss/policy": 0.0, "loss/non_finite": 0.0, **counts}
+    parts = _parts(policy, rollouts, rows, advantages_B, config, loss_config, reference)
+    passes = [
+        _pass(policy, optimizer, parts, denominator, config, loss_config)
+        for _ in range(config.updates_per_step)
+    ]
+    counts["loss/non_finite"] = sum(metrics["loss/non_finite"] for metrics in passes)
+    return passes[-1] | counts
+
+
+def _check_reference(loss_config: LossConfig, reference: Policy | None) -> None:
+    if loss_config.kl_coef and reference is None:
+        raise ConfigError(
+            f"update: kl_coef: got {loss_config.kl_coef} without a reference policy, expected one; "
+            "pass reference=, or set kl_coef to 0"
+        )
+
+
+def _parts(
+    policy: Policy,
+    rollouts: Sequence[Rollout],
+    rows: Sequence[int],
+    advantages_B: Tensor,
+    config: GDPOConfig,
+    loss_config: LossConfig,
+    reference: Policy | None,
+) -> list[_Part]:
+    # Dropout would move the ratio off 1 before anything was learned; the sampler has none either.
+    policy.model.eval()
+    batches = micro_batches(
         rollouts, rows, max_tokens=config.micro_batch_tokens, device=policy.device
     )
     advantages_B = advantages_B.to(policy.device)
-    # Dropout would move the ratio off 1 before anything was learned; the sampler has none either.
+    old = policy if config.updates_per_step > 1 else None
+    frozen = reference if loss_config.kl_coef else None
+    return [
+        _Part(
+            batch,
+            advantages_B[batch.rows],
+            _fixed_logprobs(old, batch, config),
+            _fixed_logprobs(frozen, batch, config),
+        )
+        for batch in batches
+    ]
+
+
+@torch.no_grad()
+def _fixed_logprobs(policy: Policy | None, batch: MicroBatch, config: GDPOConfig) -> Tensor | None:
+    if policy is None:
+        return None
     policy.model.eval()
-    old = _old_policy_logprobs(policy, parts, config) if config.updates_per_step > 1 else None
-    first: dict[str, float] = {}
-    for _ in range(config.updates_per_step):
-        metrics = _pass(policy, optimizer, parts, old, advantages_B, denominator, config)
-        first = first or metrics
-    kept = {"loss/kept_frac": len(rows) / max(len(rollouts), 1), "loss/skipped": 0.0}
-    mismatch = {k: v for k, v in first.items() if k.startswith("mismatch/")}
-    return metrics | mismatch | kept
+    logprobs_BT, _ = policy.logprobs(
+        batch.input_ids_BT, batch.first, temperature=config.temperature, mask_BT=batch.mask_BT
+    )
+    return logprobs_BT
 
 
 def _pass(
     policy: Policy,
     optimizer: torch.optim.Optimizer,
-    parts: Sequence[MicroBatch],
-    old: Sequence[Tensor] | None,
-    advantages_B: Tensor,
+    parts: Sequence[_Part],
     denominator: Denominator,
     config: GDPOConfig,
+    loss_config: LossConfig,
 ) -> dict[str, float]:
     sums = _Sums()
     optimizer.zero_grad(set_to_none=True)
-    for i, part in enumerate(parts):
-        logprobs_BT, entropy_BT = policy.logprobs(
-            part.input_ids_BT, part.first, temperature=config.temperature
-        )
-        old_BT = logprobs_BT.detach() if old is None else old[i]
-        loss, counted = clipped_loss(
-            logprobs_BT, old_BT, advantages_B[part.rows], part.mask_BT, denominator, config.loss
-        )
-        loss.backward()  # type: ignore[no-untyped-call]
-        sums.add(loss=float(loss.detach()), **counted)
-        sums.add(entropy=float((entropy_BT * part.mask_BT).sum()))
-        _add_mismatch(sums, logprobs_BT.detach(), part)
+    for part in parts:
+        _add_gradient(policy, part, denominator, config, loss_config, sums)
     norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), config.max_grad_norm)
-    skipped = not bool(torch.isfinite(norm))
-    if not skipped:
+    non_finite = not bool(torch.isfinite(norm))
+    if not non_finite:
         optimizer.step()
     metrics = {
-        "loss/policy": sums.totals["loss"],
-        "loss/clip_frac": sums.per_token("clipped"),
-        "loss/approx_kl": sums.per_token("kl"),
-        "loss/entropy": sums.per_token("entropy"),
+        **_loss_metrics(sums, loss_config),
+        **_mismatch_metrics(sums, loss_config),
         "loss/grad_norm": float(norm),
-        "loss/non_finite": float(skipped),
-        "mismatch/kl": sums.per_token("mismatch"),
-        "mismatch/max_abs": sums.mismatch_max,
+        "loss/non_finite": float(non_finite),
     }
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def _add_mismatch(sums: _Sums, old_policy_logprobs_BT: Tensor, part: MicroBatch) -> None:
-    """Add how far the sampler's log-probabilities are from the policy's (k3 estimate)."""
-    delta_BT = (old_policy_logprobs_BT - part.sampler_logprobs_BT).masked_fill(~part.mask_BT, 0.0)
-    sums.add(mismatch=float((delta_BT.exp() - 1 - delta_BT).sum()))
-    sums.mismatch_max = max(sums.mismatch_max, float(delta_BT.abs().max()))
+def _add_gradient(
+    policy: Policy,
+    part: _Part,
+    denominator: Denominator,
+    config: GDPOConfig,
+    loss_config: LossConfig,
+    sums: _Sums,
+) -> None:
+    batch = part.batch
+    policy_logprobs_BT, entropy_BT = policy.logprobs(
+        batch.input_ids_BT,
+        batch.first,
+        temperature=config.temperature,
+        mask_BT=batch.mask_BT,
+        entropy_grad=loss_config.entropy_coef > 0,
+    )
+    old_policy_logprobs_BT = part.old_policy_logprobs_BT
+    if old_policy_logprobs_BT is None:
+        old_policy_logprobs_BT = policy_logprobs_BT.detach()
+    loss, counted = policy_loss(
+        policy_logprobs_BT,
+        old_policy_logprobs_BT,
+        part.advantages_B,
+        batch.mask_BT,
+        denominator,
+        loss_config,
+        sampler_logprobs_BT=batch.sampler_logprobs_BT,
+        reference_logprobs_BT=part.reference_logprobs_BT,
+        entropy_BT=entropy_BT,
+    )
+    loss.backward()  # type: ignore[no-untyped-call]
+    sums.add(counted)
+    sums.add({"entropy": entropy_BT.detach().masked_fill(~batch.mask_BT, 0.0).sum()})
+    mismatch, largest = mismatch_metrics(
+        old_policy_logprobs_BT, batch.sampler_logprobs_BT, batch.mask_BT, loss_config
+    )
+    sums.add(mismatch, "mismatch/")
+    sums.raise_to(largest, "mismatch/")
 
 
-@torch.no_grad()
-def _old_policy_logprobs(
-    policy: Policy, parts: Sequence[MicroBatch], config: GDPOConfig
-) -> list[Tensor]:
-    return [
-        policy.logprobs(part.input_ids_BT, part.first, temperature=config.temperature)[0]
-        for part in parts
-    ]
+def _loss_metrics(sums: _Sums, loss_config: LossConfig) -> dict[str, float]:
+    metrics = {
+        "loss/policy": float(sums.totals["policy"]),
+        "loss/clip_frac": sums.per_token("clipped_low", "clipped_high"),
+        "loss/clip_low_frac": sums.per_token("clipped_low"),
+        "loss/clip_high_frac": sums.per_token("clipped_high"),
+        "loss/approx_kl": sums.per_token("kl"),
+        "loss/entropy": sums.per_token("entropy"),
+    }
+    if loss_config.dual_clip is not None:
+        metrics["loss/dual_clip_frac"] = sums.per_token("dual_clipped")
+    if loss_config.kl_coef:
+        metrics["loss/kl_reference"] = sums.per_token("kl_reference")
+    return metrics
+
+
+def _mismatch_metrics(sums: _Sums, loss_config: LossConfig) -> dict[str, float]:
+    metrics = {
+        "mismatch/kl": sums.per_token("mismatch/kl"),
+        "mismatch/mean_abs": sums.per_token("mismatch/abs"),
+        "mismatch/max_abs": float(sums.largest["mismatch/abs"]),
+        "mismatch/ratio_mean": sums.per_token("mismatch/ratio"),
+        "mismatch/ratio_max": float(sums.largest["mismatch/ratio"]),
+    }
+    changed = {"tis": "mismatch/truncated_frac", "mask": "mismatch/masked_frac"}
+    if loss_config.mismatch in changed:
+        metrics[changed[loss_config.mismatch]] = sums.per_token("mismatch/changed")
+    return metrics

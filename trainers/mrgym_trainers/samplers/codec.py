@@ -9,7 +9,7 @@ from mrgym.errors import ConfigError
 from mrgym.sampler import Prompt
 from mrgym.spaces import Message
 
-__all__ = ["TokenizerCodec"]
+__all__ = ["TokenizerCodec", "stop_ids"]
 
 _MARK = "\u2063mrgym\u2063"
 
@@ -35,8 +35,15 @@ class TokenizerCodec:
         """Return the ids of a conversation's first prompt, with one BOS if the model uses one.
 
         Raises:
-            ConfigError: If nothing is left to encode.
+            ConfigError: If nothing is left to encode, or the task is a conversation and the
+                tokenizer has no chat template.
         """
+        if prompt.chat_only and not self.uses_template:
+            raise ConfigError(
+                f"task {prompt.task_id!r}: got chat messages for a tokenizer without a chat "
+                "template, expected one that renders them; use an instruct model, set the "
+                "tokenizer's chat_template, or give the environment a plain_prompt"
+            )
         text = self._render(prompt.messages) if self.uses_template else prompt.text
         ids = self._encode(_with_prefill(text, prompt.prefill))
         if self._bos and ids[:1] != self._bos:
@@ -76,3 +83,10 @@ def _with_prefill(text: str, prefill: str) -> str:
     """Return a prompt that ends in the prefill; some templates open it themselves."""
     opened = text.rstrip().endswith(prefill.rstrip()) and prefill.strip() != ""
     return text if opened else text + prefill
+
+
+def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Return every id that ends a completion: the tokenizer's and the generation config's."""
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    ids = configured if isinstance(configured, list) else [configured]
+    return frozenset(i for i in (*ids, tokenizer.eos_token_id) if i is not None)
