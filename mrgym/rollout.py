@@ -15,6 +15,7 @@ from mrgym.components import ABSENT, ComponentSet, RewardVector
 from mrgym.errors import RolloutError, ScoreError
 from mrgym.sampler import Completion, Prompt, Sampler, SamplingParams
 from mrgym.scoring import InlineScorer, Scorer, Status
+from mrgym.seeding import mix
 from mrgym.spaces import Message
 from mrgym.streaming import ready_completions
 from mrgym.tasks import Task
@@ -162,7 +163,8 @@ def run_groups(
 ) -> list[Group]:
     """Return ``n`` scored rollouts of every task, single-turn and multi-turn alike.
 
-    A sampler that streams goes on sampling while what is ready is scored.
+    A sampler that streams goes on sampling while what is ready is scored. With ``params.seed`` a
+    group's completions depend on that seed and the group's id alone, not on what else is drawn.
 
     Args:
         env: The environment.
@@ -191,7 +193,10 @@ def run_groups(
             "'floor'; name one of them"
         )
     scorer = scorer or InlineScorer()
-    prompts = [_encoded(p, sampler) for p in prompts or [env.prompt_for(task) for task in tasks]]
+    prompts = [
+        _seeded(_encoded(prompt, sampler), params, first_group + g)
+        for g, prompt in enumerate(prompts or [env.prompt_for(task) for task in tasks])
+    ]
     live = [
         _begin(env, task, prompt, first_group + g, seed, n)
         for g, (task, prompt) in enumerate(zip(tasks, prompts, strict=True))
@@ -209,15 +214,7 @@ def run_groups(
             _play(env, scorer, turn, sampler, on_score_error)
         episodes = [episode for episode in episodes if not episode.over]
         prompts, width = [episode.prompt for episode in episodes], 1
-        params = _next_turn(params)
     return groups
-
-
-def _next_turn(params: SamplingParams) -> SamplingParams:
-    """Return the same with another seed: turns must not share random numbers."""
-    if params.seed is None:
-        return params
-    return msgspec.structs.replace(params, seed=params.seed + 1_000_003)
 
 
 def check_error_rate(groups: Iterable[Group], ceiling: float) -> float:
@@ -307,6 +304,8 @@ def _continue(
         text=f"{prompt.text}{completion.text}\n{episode.said}\n",
         messages=list(episode.state.messages),
         token_ids=token_ids,
+        # No two rollouts or turns share random numbers.
+        seed=None if prompt.seed is None else mix(prompt.seed, rollout.index),
     )
 
 
@@ -339,6 +338,12 @@ def _floor(declared: ComponentSet) -> RewardVector:
             "all to have one; declare low=... or use 'mask'"
         )
     return declared.score({name: component.low for name, component in declared.items()})
+
+
+def _seeded(prompt: Prompt, params: SamplingParams, group: int) -> Prompt:
+    if params.seed is None:
+        return prompt
+    return msgspec.structs.replace(prompt, seed=mix(params.seed, group))
 
 
 def _encoded(prompt: Prompt, sampler: Sampler) -> Prompt:

@@ -94,6 +94,7 @@ class Prompt(msgspec.Struct, frozen=True):
         prefill: Text the policy's turn already begins with.
         token_ids: The tokens, once encoded; used verbatim when not empty.
         task_id: The task it comes from.
+        seed: Seeds its completions, whatever is sampled beside it; the call's seed if left out.
         chat_only: Whether the task is a conversation, which plain text would not do justice.
     """
 
@@ -102,6 +103,7 @@ class Prompt(msgspec.Struct, frozen=True):
     prefill: str = ""
     token_ids: list[int] = []
     task_id: str = ""
+    seed: int | None = None
     chat_only: bool = False
 
 

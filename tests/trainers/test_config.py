@@ -15,7 +15,7 @@ from mrgym_trainers.gdpo.run_folder import RunFolder
 
 TINY_ONLY = {
     "learning_rate": (2e-4, 1e-6), "max_completion_tokens": (36, 256), "steps": (250, 200),
-    "prompts_per_step": (32, 16), "eval_tasks": (512, 128), "micro_batch_tokens": (65_536, 4096),
+    "prompts_per_step": (32, 16), "eval_tasks": (512, 128),
 }  # fmt: skip
 
 

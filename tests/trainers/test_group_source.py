@@ -66,13 +66,13 @@ def signal(groups):
 
 @pytest.fixture
 def source():
-    def make(env=None, sampler=None, rank=0, **keys):
+    def make(env=None, sampler=None, **keys):
         config = GDPOConfig(
             **{"prompts_per_step": 4, "group_size": 2, "max_completion_tokens": 8, **keys}
         )
         env, sampler = env or Numbered(), sampler or Counting()
         order = TaskOrder(env.task_source("train"), config.seed)
-        made = GroupSource(env, sampler, InlineScorer(), order, config, signal, rank=rank)
+        made = GroupSource(env, sampler, InlineScorer(), order, config, signal)
         return SimpleNamespace(source=made, sampler=sampler, order=order)
 
     return make
@@ -140,13 +140,13 @@ def test_group_ids_and_seeds_never_repeat(source):
     assert len({*seeds}) == len(seeds)
 
 
-def test_a_step_samples_the_same_whatever_came_before_and_ranks_differ(source):
-    one, other, rank = source(), source(), source(rank=1)
+def test_a_step_samples_the_same_whatever_came_before(source):
+    one, other = source(), source()
     one.source.draw(1)
-    for made in (one, other, rank):
+    for made in (one, other):
         made.source.draw(2)
-    seeds = [made.sampler.calls[-1].params.seed for made in (one, other, rank)]
-    assert seeds[0] == seeds[1] != seeds[2]
+    seeds = [made.sampler.calls[-1].params.seed for made in (one, other)]
+    assert seeds[0] == seeds[1]
 
 
 # --- prompts that are too long ---------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 
+import msgspec
 import pytest
 import torch
 from transformers import DynamicCache
@@ -366,3 +367,28 @@ def test_the_model_is_left_in_the_mode_it_was_in(policy, sampler, prompts):
 def test_it_is_a_sampler(sampler):
     assert isinstance(sampler, Sampler)
     sampler.close()
+
+
+def test_a_prompts_seed_repeats_whatever_is_sampled_beside_it(policy, prompt_of):
+    """So a group's completions are the same on any number of ranks."""
+    sampler = TransformersSampler(policy.model, policy.tokenizer, max_rows=8)
+    prompts = [msgspec.structs.replace(prompt_of(token_ids=[20 + i, 30]), seed=i) for i in range(5)]
+    params = SamplingParams(max_tokens=12)
+    together = sampler.sample(prompts, 6, params)
+    (alone,) = sampler.sample(prompts[3:4], 6, params)
+    assert [c.token_ids for c in alone] == [c.token_ids for c in together[3]]
+    split = TransformersSampler(policy.model, policy.tokenizer, max_rows=2)
+    (parts,) = split.sample(prompts[3:4], 6, params)
+    assert [c.token_ids for c in parts] == [c.token_ids for c in alone]
+    other = sampler.sample([msgspec.structs.replace(prompts[3], seed=9)], 6, params)
+    assert [c.token_ids for c in other[0]] != [c.token_ids for c in alone]
+
+
+def test_completions_come_before_the_last_one_is_ready(policy, prompt_of):
+    sampler = TransformersSampler(policy.model, policy.tokenizer)
+    prompts = [prompt_of(token_ids=[20 + i]) for i in range(8)]
+    params = SamplingParams(max_tokens=40, seed=1)
+    order = [len(c.token_ids) for _, _, c in sampler.stream(prompts, 8, params)]
+    assert order[0] < order[-1] == max(order)
+    whole = sampler.sample(prompts, 8, params)
+    assert sorted(len(c.token_ids) for group in whole for c in group) == sorted(order)

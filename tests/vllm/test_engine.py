@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from msgspec import structs
 
 from mrgym.errors import ConfigError, SamplerError
 from mrgym.sampler import Prompt, SamplingParams
@@ -109,12 +110,17 @@ def test_a_seed_repeats_a_call_and_another_does_not(rig, prompts):
     assert len({c.token_ids for group in one for c in group}) > 24  # nor do completions repeat
 
 
-def test_ranks_and_unseeded_calls_differ(rig, prompts, monkeypatch):
-    params = SamplingParams(max_tokens=16, seed=7)
-    here = rig.sampler.sample(prompts, 2, params)
-    monkeypatch.setattr(rig.sampler, "_rank", 1)
-    there = rig.sampler.sample(prompts, 2, params)
-    assert [ids_of(g) for g in here] != [ids_of(g) for g in there]
+def test_a_prompts_seed_repeats_whatever_is_sampled_beside_it(rig, prompts):
+    params = SamplingParams(max_tokens=16)
+    seeded = [structs.replace(prompt, seed=40 + i) for i, prompt in enumerate(prompts)]
+    together = rig.sampler.sample(seeded, 2, params)
+    (alone,) = rig.sampler.sample(seeded[5:6], 2, params)
+    assert ids_of(alone) == ids_of(together[5])
+    other = structs.replace(seeded[5], seed=4)
+    assert ids_of(rig.sampler.sample([other], 2, params)[0]) != ids_of(alone)
+
+
+def test_unseeded_calls_differ(rig, prompts):
     unseeded = SamplingParams(max_tokens=16)
     first, second = (rig.sampler.sample(prompts, 2, unseeded) for _ in range(2))
     assert [ids_of(g) for g in first] != [ids_of(g) for g in second]

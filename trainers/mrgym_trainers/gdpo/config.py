@@ -94,7 +94,7 @@ class GDPOConfig(Strict):
         weight_decay: AdamW's decay.
         max_grad_norm: Gradient norm is clipped to this.
         micro_batch_tokens: Most tokens (padding included) of one forward pass.
-        share_prompts: Read a prompt once for all its rollouts in a micro-batch, where that is exact.
+        share_prompts: Read a prompt once for all its rollouts of a micro-batch, where exact.
         sample_rows: Most completions sampled at a time.
         dtype: What policy and engine compute in.
         master_weights: With ``bfloat16`` keep weights and optimiser in float32, so that small

@@ -12,10 +12,10 @@ from mrgym.errors import TaskError
 from mrgym.rollout import Group, check_error_rate, run_groups
 from mrgym.sampler import Prompt, Sampler, SamplingParams
 from mrgym.scoring import Scorer
+from mrgym.seeding import mix
 from mrgym.tasks import Task, TaskSource
 from mrgym.text import TextEnv
 from mrgym_trainers.gdpo.config import GDPOConfig
-from mrgym_trainers.samplers.seeds import step_seed
 
 __all__ = ["Draw", "GroupSource", "PromptFilter", "TaskOrder"]
 
@@ -134,7 +134,6 @@ class GroupSource:
         order: The tasks.
         config: The run's configuration.
         signal: Says of each group whether it carries signal.
-        rank: Ranks sample different completions.
     """
 
     def __init__(
@@ -145,11 +144,9 @@ class GroupSource:
         order: TaskOrder,
         config: GDPOConfig,
         signal: Signal,
-        *,
-        rank: int = 0,
     ) -> None:
         self._env, self._sampler, self._scorer = env, sampler, scorer
-        self._order, self._config, self._signal, self._rank = order, config, signal, rank
+        self._order, self._config, self._signal = order, config, signal
         self._filter = PromptFilter(env, sampler, config)
         self._groups_drawn = 0
         self._prompts_dropped = 0
@@ -192,7 +189,7 @@ class GroupSource:
         tasks, prompts = self._next_tasks(count)
         first = self._groups_drawn
         self._groups_drawn += count
-        seed = step_seed(self._config.seed, step * 1_000 + attempt, self._rank)
+        seed = mix(self._config.seed, step, attempt)
         return run_groups(
             self._env,
             self._sampler,

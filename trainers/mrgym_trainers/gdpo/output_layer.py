@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Kind", "OutputLayer", "vocabulary_rows"]
+__all__ = ["REFUSALS", "Kind", "OutputLayer", "evaluating", "vocabulary_rows"]
 
 Kind = Literal["linear", "own", "whole"]
 
@@ -19,7 +19,7 @@ _logger = logging.getLogger("mrgym")
 _SCALES = (1.0, 1e2, 1e4)  # soft-capping shows on large logits only
 _TOLERANCE = 1e-3  # of the largest logit, or what its dtype can tell apart
 # What an unusual model may raise where it is called in an unusual way.
-_REFUSALS = (TypeError, ValueError, AttributeError, KeyError, IndexError, RuntimeError)
+REFUSALS = (TypeError, ValueError, AttributeError, KeyError, IndexError, RuntimeError)
 
 
 class OutputLayer:
@@ -38,7 +38,7 @@ class OutputLayer:
 
     def __init__(self, model: Any, name: str) -> None:
         self.model = model
-        with _evaluating(model), torch.no_grad():
+        with evaluating(model), torch.no_grad():
             self.kind, self.body, self._answer = _find(model)
         if self.kind != "linear":
             way = "the model's own forward, in chunks" if self.kind == "own" else "whole logits"
@@ -77,7 +77,7 @@ def _find(model: Any) -> tuple[Kind, Any, Any]:
             if _same(_own_logits(model, body, answer, hidden_TH), expected_TV):
                 linear = _is_linear(model, body, answer, hidden_TH)
                 return "linear" if linear else "own", body, answer
-        except _REFUSALS:
+        except REFUSALS:
             continue
     return "whole", model, None
 
@@ -117,7 +117,7 @@ def _same(got: Tensor, expected: Tensor) -> bool:
 
 
 @contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
+def evaluating(model: Any) -> Iterator[None]:
     """Switch dropout off, and every module back to what it was."""
     modes = {module: module.training for module in model.modules()}
     model.eval()

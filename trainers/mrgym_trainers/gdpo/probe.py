@@ -8,14 +8,14 @@ import torch
 
 from mrgym.errors import SamplerError
 from mrgym.sampler import Completion, Prompt, Sampler
+from mrgym.seeding import mix
 from mrgym_trainers.gdpo.config import GDPOConfig
 from mrgym_trainers.gdpo.draw import sampling_params
 from mrgym_trainers.gdpo.policy import Policy
-from mrgym_trainers.samplers.seeds import step_seed
 
 __all__ = ["LogprobProbe"]
 
-_PROBE = 2**31  # so that a probe's random numbers are no step's
+_PROBE = 1_000_000  # no attempt of a step's drawing; so that a probe's random numbers are no step's
 
 
 class LogprobProbe:
@@ -48,7 +48,7 @@ class LogprobProbe:
             return {}
         params = sampling_params(
             self._config,
-            step_seed(self._config.seed, _PROBE + version),
+            mix(self._config.seed, version, _PROBE),
             max_tokens=self._config.probe.tokens,
             top_p=1.0,  # what the policy's log-probabilities are of
             top_k=0,

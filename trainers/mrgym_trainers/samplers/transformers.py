@@ -39,17 +39,14 @@ class _Rows:
     """Rows that the cache still holds; some of them may have stopped."""
 
     @classmethod
-    def of(
-        cls, prompt_length: int, padding_B: Tensor, params: SamplingParams, random: torch.Generator
-    ) -> _Rows:
+    def of(cls, prompt_length: int, padding_B: Tensor, uniforms_BT: Tensor) -> _Rows:
         """Return rows without a token yet."""
-        shape = (len(padding_B), params.max_tokens)
         lengths_B = torch.zeros_like(padding_B)
-        tokens_BT = padding_B.new_zeros(shape)
+        tokens_BT = padding_B.new_zeros(uniforms_BT.shape)
         return cls(
             prompt_length,
             padding_B,
-            draw_uniforms(*shape, random) if params.temperature else tokens_BT.double(),
+            uniforms_BT,
             tokens_BT,
             tokens_BT.float(),
             lengths_B,
@@ -104,6 +101,7 @@ class TransformersSampler:
         self._max_rows = max_rows
         self._autocast = autocast
         self._generator = torch.Generator(device=model.device).manual_seed(seed)
+        self._own_generator = torch.Generator(device=model.device)  # of prompts with a seed
         self._version = 0
         # Transformers renamed the argument in release 5.
         named = inspect.signature(model.forward).parameters
@@ -140,7 +138,10 @@ class TransformersSampler:
         self.model.eval()
         try:
             for part, first, count in self._parts([len(row) for row in ids], n):
-                for row, completion in self._sample_rows([ids[i] for i in part], count, params):
+                uniforms_BT = self._uniforms([prompts[i].seed for i in part], first, count, params)
+                for row, completion in self._sample_rows(
+                    [ids[i] for i in part], uniforms_BT, params
+                ):
                     yield part[row // count], first + row % count, completion
         finally:
             self.model.train(was_training)
@@ -173,6 +174,19 @@ class TransformersSampler:
             for done in range(0, n, self._max_rows):
                 yield order[at : at + together], done, min(self._max_rows, n - done)
 
+    def _uniforms(
+        self, seeds: Sequence[int | None], first: int, count: int, params: SamplingParams
+    ) -> Tensor:
+        """Return random numbers for ``count`` completions of each prompt, from ``first`` on."""
+        parts = []
+        for seed in seeds:
+            if seed is None:
+                parts.append(draw_uniforms(count, params.max_tokens, self._generator))
+            else:
+                own = self._own_generator.manual_seed(seed)
+                parts.append(draw_uniforms(first + count, params.max_tokens, own)[first:])
+        return torch.cat(parts)
+
     def _check(self, ids: Sequence[list[int]], params: SamplingParams) -> None:
         if params.top_p != 1.0 or params.top_k != 0:
             raise SamplerError(
@@ -190,15 +204,15 @@ class TransformersSampler:
 
     @torch.no_grad()
     def _sample_rows(
-        self, ids: Sequence[list[int]], n: int, params: SamplingParams
+        self, ids: Sequence[list[int]], uniforms_BT: Tensor, params: SamplingParams
     ) -> Iterator[tuple[int, Completion]]:
-        """Yield completions with their row; prompt i has rows i * n to (i + 1) * n."""
+        """Yield completions with their row; prompt i of n has the rows from i * B / n on."""
         with self._autocast():
-            for rows, stopped_B in self._decode_loop(ids, n, params):
+            for rows, stopped_B in self._decode_loop(ids, uniforms_BT, params):
                 yield from zip(stopped_B.tolist(), self._completions(rows, stopped_B), strict=True)
 
     def _decode_loop(
-        self, ids: Sequence[list[int]], n: int, params: SamplingParams
+        self, ids: Sequence[list[int]], uniforms_BT: Tensor, params: SamplingParams
     ) -> Iterator[tuple[_Rows, Tensor]]:
         """Read the prompts, then sample a token a row until all rows have stopped.
 
@@ -206,7 +220,7 @@ class TransformersSampler:
             The records, and rows that have stopped since the last time.
         """
         cache = growing_cache(self.model.config)
-        logits_BV, rows = self._read_prompts(ids, n, params, cache)
+        logits_BV, rows = self._read_prompts(ids, uniforms_BT, cache)
         for position in range(params.max_tokens):
             uniforms_B = rows.uniforms_BT[rows.live_B, position]
             tokens_B, logprobs_B = draw_tokens(logits_BV, uniforms_B, params.temperature)
@@ -223,7 +237,7 @@ class TransformersSampler:
         yield rows, rows.live_B
 
     def _read_prompts(
-        self, ids: Sequence[list[int]], n: int, params: SamplingParams, cache: DynamicCache
+        self, ids: Sequence[list[int]], uniforms_BT: Tensor, cache: DynamicCache
     ) -> tuple[Tensor, _Rows]:
         """Return the logits after the prompts, one row a completion, and the rows' records."""
         longest, device = max(map(len, ids)), self.model.device
@@ -233,8 +247,9 @@ class TransformersSampler:
         mask_PT = (columns_T >= padding_P[:, None]).long()
         positions_PT = (columns_T - padding_P[:, None]).clamp(min=0)
         logits_PV = self._forward(padded_PT, mask_PT, positions_PT, cache)
+        n = len(uniforms_BT) // len(ids)
         cache.batch_repeat_interleave(n)
-        rows = _Rows.of(longest, padding_P.repeat_interleave(n), params, self._generator)
+        rows = _Rows.of(longest, padding_P.repeat_interleave(n), uniforms_BT)
         return logits_PV.repeat_interleave(n, 0), rows
 
     def _read_tokens(

@@ -9,8 +9,8 @@ from typing import Any
 
 from mrgym.errors import SamplerError
 from mrgym.sampler import Codec, Completion, Prompt, SamplingParams
+from mrgym.seeding import mix, mix_many
 from mrgym_trainers.samplers.codec import TokenizerCodec
-from mrgym_trainers.samplers.seeds import completion_seeds
 
 __all__ = ["VLLMBase", "brief"]
 
@@ -21,8 +21,7 @@ class VLLMBase(ABC):
     Args:
         tokenizer: The policy's tokenizer.
         stop_ids: Every token that ends a completion.
-        seed: Seeds calls that bring no seed of their own.
-        rank: The trainer's rank; ranks sample different completions of the same prompt.
+        seed: Seeds prompts and calls that bring no seed of their own.
 
     Attributes:
         codec: Encodes prompts.
@@ -31,12 +30,12 @@ class VLLMBase(ABC):
 
     context_length: int
 
-    def __init__(self, tokenizer: Any, stop_ids: Iterable[int], *, seed: int, rank: int) -> None:
+    def __init__(self, tokenizer: Any, stop_ids: Iterable[int], *, seed: int) -> None:
         self._tokenizer = tokenizer
         self._stop_ids = sorted(stop_ids)
         self._codec = TokenizerCodec(tokenizer, self._stop_ids)
         self.codec: Codec | None = self._codec
-        self._seed, self._rank, self._calls = seed, rank, itertools.count()
+        self._seed, self._calls = seed, itertools.count()
         self._version = 0
 
     def sample(
@@ -68,10 +67,12 @@ class VLLMBase(ABC):
             )
         return ids
 
-    def _seeds(self, params: SamplingParams, prompts: int, n: int) -> list[list[int]]:
+    def _seeds(self, prompts: Sequence[Prompt], n: int, params: SamplingParams) -> list[list[int]]:
+        """Return a seed for each of ``n`` completions of every prompt."""
         call = next(self._calls)
-        seed = params.seed if params.seed is not None else self._seed * 1_000_003 + call
-        return completion_seeds(seed, self._rank, prompts, n)
+        seed = params.seed if params.seed is not None else mix(self._seed, call)
+        own = [mix(seed, i) if p.seed is None else p.seed for i, p in enumerate(prompts)]
+        return [mix_many(n, prompt_seed) for prompt_seed in own]
 
     def _completion(
         self, tokens: Sequence[int], logprobs: Sequence[float], finish_reason: str | None

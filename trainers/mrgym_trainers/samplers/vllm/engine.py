@@ -27,8 +27,8 @@ _LOWER = "lower vllm.kv_cache_gib, vllm.gpu_memory_utilization, vllm.max_model_l
 class VLLMSampler(VLLMBase):
     """Samples with vLLM in processes of its own; weights are sent in place after every step.
 
-    Token ids go in and come out verbatim. Each completion has a seed of its own, made of the
-    call's seed, the rank, the prompt's position and the completion's.
+    Token ids go in and come out verbatim. Each completion has a seed of its own, made of its
+    prompt's (or the call's) and its position.
 
     Args:
         model: Folder or hub id the engine is started from.
@@ -37,7 +37,6 @@ class VLLMSampler(VLLMBase):
         config: Settings of the engine.
         dtype: What the engine computes in, ``"float32"`` or ``"bfloat16"``.
         seed: Seeds calls that bring no seed of their own.
-        rank: The trainer's rank; ranks sample different completions of the same prompt.
 
     Raises:
         MissingExtraError: If vLLM is not installed.
@@ -53,9 +52,8 @@ class VLLMSampler(VLLMBase):
         config: VLLMConfig | None = None,
         dtype: str = "float32",
         seed: int = 0,
-        rank: int = 0,
     ) -> None:
-        super().__init__(tokenizer, stop_ids, seed=seed, rank=rank)
+        super().__init__(tokenizer, stop_ids, seed=seed)
         self._config = config or VLLMConfig()
         self._asleep = False
         self._requests = itertools.count()
@@ -78,7 +76,9 @@ class VLLMSampler(VLLMBase):
                 "VLLMSampler: got a call while asleep, expected new weights first; "
                 "call update_weights after rest()"
             )
-        pending = self._submit(self._encode(prompts, params), n, params)
+        pending = self._submit(
+            self._encode(prompts, params), self._seeds(prompts, n, params), params
+        )
         try:
             while pending:
                 for output in self._step():
@@ -134,15 +134,14 @@ class VLLMSampler(VLLMBase):
             self._llm = None
 
     def _submit(
-        self, ids: Sequence[list[int]], n: int, params: SamplingParams
+        self, ids: Sequence[list[int]], seeds: Sequence[list[int]], params: SamplingParams
     ) -> dict[str, tuple[int, int]]:
-        seeds = self._seeds(params, len(ids), n)
+        """Ask for a completion a seed and return their places by request."""
         pending: dict[str, tuple[int, int]] = {}
         for i, prompt_ids in enumerate(ids):
-            for j in range(n):
-                wanted = self._engine_params(params, seeds[i][j])
-                prompt = {"prompt_token_ids": prompt_ids}
-                key = str(next(self._requests))
+            for j, seed in enumerate(seeds[i]):
+                key, prompt = str(next(self._requests)), {"prompt_token_ids": prompt_ids}
+                wanted = self._engine_params(params, seed)
                 self._llm.llm_engine.add_request(key, prompt, wanted)
                 pending[key] = (i, j)
         return pending

@@ -31,7 +31,6 @@ class VLLMServerSampler(VLLMBase):
         config: ``servers``, timeouts, and how weights are transferred.
         dtype: What the servers compute in, ``"float32"`` or ``"bfloat16"``.
         seed: Seeds calls that bring no seed of their own.
-        rank: The trainer's rank; ranks sample different completions of the same prompt.
 
     Raises:
         ConfigError: If a server is named twice.
@@ -47,9 +46,8 @@ class VLLMServerSampler(VLLMBase):
         config: VLLMConfig,
         dtype: str = "float32",
         seed: int = 0,
-        rank: int = 0,
     ) -> None:
-        super().__init__(tokenizer, stop_ids, seed=seed, rank=rank)
+        super().__init__(tokenizer, stop_ids, seed=seed)
         self._servers = [VLLMServer(url, config) for url in config.servers]
         urls = [server.url for server in self._servers]
         if len({*urls}) < len(urls):
@@ -72,7 +70,7 @@ class VLLMServerSampler(VLLMBase):
         ids = self._encode(prompts, params)
         for server in self._servers:
             server.check_version(self._version)
-        seeds = self._seeds(params, len(ids), 1)
+        seeds = self._seeds(prompts, 1, params)
         requests: dict[Future[Any], int] = {}
         for i, prompt_ids in enumerate(ids):
             server = self._servers[i % len(self._servers)]
