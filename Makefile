@@ -38,7 +38,7 @@ test: $(INSTALLED) $(VLLM_INSTALLED)  ## Run every test that needs no GPU, the q
 	$(PYTEST) -m "not slow and not gpu and not vllm" $(ARGS) || quick=$$?; \
 	$(PYTEST) -m "slow and not gpu and not vllm" $(ARGS) || slow=$$?; \
 	if test -n "$(VLLM_INSTALLED)"; then \
-	  $(VLLM_BIN)/python -m pytest -m vllm $(VLLM_TESTS) $(ARGS) || vllm=$$?; \
+	  $(VLLM_BIN)/python -m pytest -m "vllm and not gpu" $(VLLM_TESTS) $(ARGS) || vllm=$$?; \
 	else echo "make test: the tests with vLLM are left out: it needs Linux on x86_64"; vllm=5; fi; \
 	case "$$quick,$$slow,$$vllm" in 5,5,5) failed=1;; *) failed=0;; esac; \
 	for code in $$quick $$slow $$vllm; do case $$code in 0|5) ;; *) failed=1;; esac; done; \
@@ -50,7 +50,7 @@ test-quick: $(INSTALLED)  ## Run the quick tests only
 	@$(PYTEST) -m "not slow and not gpu and not vllm" $(ARGS)
 
 test-vllm: $(VLLM_INSTALLED)  ## Run the tests with the real vLLM, on CPU, in .venv-vllm
-	@$(VLLM_BIN)/python -m pytest -m vllm $(VLLM_TESTS) $(ARGS)
+	@$(VLLM_BIN)/python -m pytest -m "vllm and not gpu" $(VLLM_TESTS) $(ARGS)
 
 test-gpu: $(INSTALLED)  ## Run the tests that need a CUDA device
 	@$(PYTEST) -m gpu $(ARGS)

@@ -1,12 +1,13 @@
 """What slow scoring costs a step: 50 ms a completion on worker processes, beside sampling.
 
-    python benchmarks/streaming.py [--steps 4] [--delay 0.05] [--workers 2] [--sampler vllm]
+    python benchmarks/streaming.py [--steps 4] [--workers 2] [--sampler vllm]
 
-The tiny policy trains for some steps with a score function that waits, and again with one that does not. A step
-should take no longer than the slower of sampling and scoring, and the update: the ratio printed is
-``step / (max(sample, score) + rest)``, where ``score`` is the scoring alone (completions x delay / workers) and
-``rest`` is what a step with fast scoring takes beside sampling. 1.00 is a perfect overlap, and
-``(sample + score + rest) / (max(sample, score) + rest)`` none at all. The first step is left out.
+The tiny policy trains for some steps with a score function that waits, and again with one that
+does not. A step should take no longer than the slower of sampling and scoring, and what is left
+of a step: printed is ``step / (max(sample, score) + rest)``, with ``sample`` and ``rest`` from
+the steps with fast scoring and ``score`` measured alone, all completions of a step at once. 1.00
+is a perfect overlap; without any it would be ``(sample + score + rest) / (max(sample, score) +
+rest)``. The first step, in which workers start, is left out.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
+
 import mrgym
+from mrgym.sampler import Completion
+from mrgym.scoring import WorkerScorer
 from mrgym_envs.math_multi_reward import MathMultiReward
 
 
@@ -60,6 +65,19 @@ def phases(env: type[SlowMath], args: argparse.Namespace) -> dict[str, float]:
     return {key: statistics.median(line[f"time/{key}_s"] for line in lines) for key in keys}
 
 
+def scoring_alone(workers: int) -> float:
+    """Return the seconds that the slow scores of a step take with nothing beside them."""
+    env = SlowMath50()
+    tasks = list(env.task_source("train"))[:32]
+    states = [env.start(task, np.random.default_rng(0)) for task in tasks for _ in range(8)]
+    completions = [Completion("<think>1</think>\n<answer>1</answer>") for _ in states]
+    with WorkerScorer(workers=workers, deadline=60) as scorer:
+        scorer.score(env, states[:4], completions[:4])
+        start = time.perf_counter()
+        scorer.score(env, states, completions)
+        return time.perf_counter() - start
+
+
 def main() -> None:
     """Run both and print a table."""
     parser = argparse.ArgumentParser()
@@ -68,8 +86,7 @@ def main() -> None:
     parser.add_argument("--sampler", default="transformers")
     args = parser.parse_args()
     fast, slow = phases(SlowMath, args), phases(SlowMath50, args)
-    completions = 32 * 8
-    score = completions * SlowMath50.delay / args.workers
+    score = scoring_alone(args.workers)
     rest = fast["step"] - fast["draw"]
     for name, values in (("fast", fast), ("slow", slow)):
         print(name, " ".join(f"{key} {value:.2f} s" for key, value in values.items()))

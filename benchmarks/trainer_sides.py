@@ -151,7 +151,7 @@ def time_parts(policy: Any) -> dict[str, list[float]]:
         name: [] for name in ("forward", "backward", "optimizer", "positions", "scored")
     }
     open_step = dict.fromkeys(seconds, 0.0)
-    forward, backward = policy.logprobs, torch.Tensor.backward
+    forward, backward = policy.batch_logprobs, torch.Tensor.backward
 
     def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -163,10 +163,11 @@ def time_parts(policy: Any) -> dict[str, list[float]]:
 
         return run
 
-    def counted(input_ids_BT: Any, first: int, **kwargs: Any) -> Any:
-        open_step["positions"] += input_ids_BT.numel()
-        open_step["scored"] += input_ids_BT[:, first:].numel()
-        return timed("forward", forward)(input_ids_BT, first, **kwargs)
+    def counted(batch: Any, **kwargs: Any) -> Any:
+        read = batch.input_ids_BT if batch.line is None else batch.line.input_ids_C
+        open_step["positions"] += read.numel()
+        open_step["scored"] += int(batch.mask_BT.sum())
+        return timed("forward", forward)(batch, **kwargs)
 
     def before(*_: Any) -> None:
         open_step["optimizer"] -= time.perf_counter()
@@ -177,7 +178,7 @@ def time_parts(policy: Any) -> dict[str, list[float]]:
             seconds[name].append(open_step[name])
             open_step[name] = 0.0
 
-    policy.logprobs = counted
+    policy.batch_logprobs = counted
     torch.Tensor.backward = timed("backward", backward)  # type: ignore[method-assign]
     register_optimizer_step_pre_hook(before)
     register_optimizer_step_post_hook(after)

@@ -13,6 +13,7 @@ __all__ = [
     "ConfigError",
     "MissingExtraError",
     "MrgymError",
+    "RankError",
     "RegistryError",
     "RewardContractError",
     "RewardDefinitionError",
@@ -64,6 +65,10 @@ class RolloutError(MrgymError, ValueError):
 
 class ConfigError(MrgymError, ValueError):
     """A configuration value is unknown or cannot work."""
+
+
+class RankError(MrgymError, RuntimeError):
+    """A process of a run of several died, hangs, or never came."""
 
 
 class WireError(MrgymError, ValueError):

@@ -8,12 +8,14 @@ import warnings
 import typer
 
 from mrgym.cli.check import check
+from mrgym.cli.doctor import doctor
 from mrgym.cli.eval import evaluate
 from mrgym.cli.list import list_environments
 from mrgym.cli.report import report
 from mrgym.cli.train import train
 from mrgym.errors import (
     MrgymError,
+    RankError,
     RewardContractError,
     RolloutError,
     SamplerError,
@@ -34,6 +36,7 @@ app.command("check")(check)
 app.command("eval")(evaluate)
 app.command("train")(train)
 app.command("report")(report)
+app.command("doctor")(doctor)
 
 
 def _one_line(message: Warning | str, *_: object, **__: object) -> str:
@@ -41,7 +44,7 @@ def _one_line(message: Warning | str, *_: object, **__: object) -> str:
 
 
 # These happen while running; everything else was wrong before anything ran.
-_WHILE_RUNNING = (RewardContractError, RolloutError, SamplerError, ScoreError)
+_WHILE_RUNNING = (RankError, RewardContractError, RolloutError, SamplerError, ScoreError)
 
 
 def main() -> None:

@@ -8,15 +8,15 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+from mrgym.cli.dry_run import download_nothing, show_plan
 from mrgym.cli.extras import trainer_imports
 from mrgym.cli.options import (
     EnvArgs,
-    EnvName,
     EvalTasks,
     Json,
     Tasks,
@@ -24,13 +24,20 @@ from mrgym.cli.options import (
     means_table,
     out,
 )
+from mrgym.cli.run_target import run_target
 from mrgym.components import REWARD_PREFIX
+
+if TYPE_CHECKING:
+    from mrgym_trainers.gdpo.stopping import Stopping
 
 __all__ = ["train"]
 
 
 def train(
-    env: EnvName,
+    env: Annotated[
+        str | None,
+        typer.Argument(help="An environment id, or pkg.module:Class; a recipe's own if left out."),
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(help="Configuration keys, e.g. steps=50 advantage.weights.format=0.5"),
@@ -38,7 +45,10 @@ def train(
     folder: Annotated[
         Path | None, typer.Option("--out", help="The run folder; runs/ENV-TIME by default.")
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="A YAML configuration.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="A YAML configuration, or a recipe's name (mrgym list --recipes)."),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Folder, hub id or 'tiny'.")] = None,
     seed: Annotated[int | None, typer.Option(help="The run's seed.")] = None,
     env_args: EnvArgs = None,
@@ -47,34 +57,101 @@ def train(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier run in the folder.")
     ] = False,
+    resume: Annotated[
+        Path | None,
+        typer.Option(help="Go on with the run in this folder, or from one of its checkpoints."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="--resume: go on although the run differs.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show batch and memory arithmetic; train nothing.")
+    ] = False,
+    ranks: Annotated[int, typer.Option(help="--dry-run: reckon for this many ranks.")] = 1,
+    gpu_gib: Annotated[float, typer.Option(help="--dry-run: memory of each GPU.")] = 80.0,
     as_json: Json = False,
 ) -> None:
     """Train a language model on an environment; leaves a run folder with metrics and a report."""
     # Before torch starts its threads: idle ones must not spin against other processes.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if dry_run:
+        download_nothing()
     with trainer_imports():
-        from mrgym_trainers.gdpo.config import load_config
+        from mrgym_trainers.gdpo.config import load_config, load_run_keys
+    if resume is not None:
+        folder, config = _run_of(resume, folder, config)
+    target = run_target(
+        env,
+        overrides or [],
+        env_kwargs(env_args, tasks, eval_tasks),
+        load_run_keys(config) if config is not None else {},
+    )
+    settings = load_config(config, target.overrides, model=model, seed=seed)
+    if dry_run:
+        show_plan(target, settings, ranks=ranks, gpu_gib=gpu_gib, as_json=as_json)
+        return
+    with trainer_imports():
         from mrgym_trainers.gdpo.train import GDPOTrainer
         from mrgym_trainers.report import write_report
-    folder = folder or Path("runs", f"{env.replace(':', '.')}-{time.strftime('%Y%m%d-%H%M%S')}")
+    started = time.strftime("%Y%m%d-%H%M%S")
+    folder = folder or Path("runs", f"{target.env.replace(':', '.')}-{started}")
     trainer = GDPOTrainer(
-        env,
-        load_config(config, overrides or [], model=model, seed=seed),
+        target.env,
+        settings,
         out=folder,
-        env_kwargs=env_kwargs(env_args, tasks, eval_tasks),
+        env_kwargs=target.env_kwargs,
         overwrite=overwrite,
         progress=not as_json,
+        resume=resume,
+        force=force,
     )
-    # Job schedulers ask with SIGTERM; it ends a run as Ctrl-C does.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    _stop_on_sigterm(trainer.recovery.stopping)
     try:
         summary = trainer.train()
     except KeyboardInterrupt:
+        if not trainer.ranks.first:
+            raise typer.Exit(1) from None
         write_report(folder)
         Console(stderr=True).print(f"interrupted: checkpoint and summary are in {folder}")
         raise typer.Exit(1) from None
-    write_report(folder)
-    _show(summary, folder, as_json)
+    if trainer.ranks.first:
+        write_report(folder)
+    if summary["status"] == "stopped":
+        raise typer.Exit(_stopped(trainer.recovery.stopping, summary, folder))
+    if trainer.ranks.first:
+        _show(summary, folder, as_json)
+
+
+def _run_of(resume: Path, folder: Path | None, config: Path | None) -> tuple[Path, Path]:
+    """Return the folder and the configuration of a run to go on with, unless others are given."""
+    with trainer_imports():
+        from mrgym_trainers.gdpo.resume import run_folder
+    run = run_folder(resume)
+    return folder or run, config or run / "config.yaml"
+
+
+def _stop_on_sigterm(stopping: Stopping) -> None:
+    """Let SIGTERM, by which job schedulers ask, end a run after its step; a second one at once."""
+
+    def ask(*_: object) -> None:
+        if stopping.reason is not None:
+            raise KeyboardInterrupt
+        stopping.request("SIGTERM")
+
+    signal.signal(signal.SIGTERM, ask)
+
+
+def _stopped(stopping: Stopping, summary: dict[str, Any], folder: Path) -> int:
+    """Say how to go on, and return the exit code of a run that stopped before its end."""
+    from mrgym_trainers.gdpo.stopping import STOPPED_EXIT_CODE
+
+    Console(stderr=True).print(
+        f"stopped ({stopping.reason}) after step {summary['steps']}: checkpoint and summary are in "
+        f"{folder}; go on with: mrgym train --resume {folder}",
+        soft_wrap=True,
+        highlight=False,
+    )
+    return STOPPED_EXIT_CODE
 
 
 def _show(summary: dict[str, Any], folder: Path, as_json: bool) -> None:

@@ -499,8 +499,14 @@ class Letters(mrgym.SingleTurnEnv):
 """
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_a_real_signal_ends_mrgym_train_in_order(small_model, tmp_path, sent):
+@pytest.mark.parametrize(
+    ("sent", "code", "said", "status"),
+    [
+        (signal.SIGINT, 1, "interrupted: checkpoint and summary are in run", "interrupted"),
+        (signal.SIGTERM, 75, "go on with: mrgym train --resume run", "stopped"),
+    ],
+)
+def test_a_real_signal_ends_mrgym_train_in_order(small_model, tmp_path, sent, code, said, status):
     (tmp_path / "my_envs.py").write_text(MY_ENVS)
     command = [
         sys.executable, "-c", "from mrgym.cli import main; main()", "train", "my_envs:Letters",
@@ -517,11 +523,11 @@ def test_a_real_signal_ends_mrgym_train_in_order(small_model, tmp_path, sent):
         _, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 1
+    assert process.returncode == code
     assert "Traceback" not in err
-    assert "interrupted: checkpoint and summary are in run" in err
+    assert said in err
     summary = summary_of(tmp_path / "run")
-    assert summary["status"] == "interrupted"
+    assert summary["status"] == status
     assert summary["steps"] >= 3
     AutoModelForCausalLM.from_pretrained(
         tmp_path / "run" / "checkpoints" / f"step_{summary['steps']:06d}"

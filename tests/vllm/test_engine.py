@@ -155,6 +155,7 @@ def test_an_unknown_tensor_is_refused(make_rig, rig):
 
 
 def test_an_engine_that_dies_is_one_clear_error(rig, prompts):
+    """Case Tencent-Hunyuan/UniRL#214; huggingface/trl#6797: its client would wait for ever."""
     for child in psutil.Process().children(recursive=True):
         if "VLLM::" in " ".join(child.cmdline()):
             child.kill()
@@ -197,3 +198,23 @@ def test_an_engine_without_room_names_what_to_lower(tiny, load):
     config = VLLMConfig(kv_cache_gib=100_000)
     with pytest.raises(ConfigError, match=r"lower vllm\.kv_cache_gib"):
         VLLMSampler(tiny, load().tokenizer, [1], config=config)
+
+
+# --- on a GPU -------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_after_sleep_the_engine_has_the_synced_weights(make_rig, prompts):
+    """Case huggingface/trl#5312; #5313; #5355: not those it was started from."""
+    rig = make_rig(partial(VLLMSampler, config=VLLMConfig(kv_cache_gib=1.0)))
+    try:
+        rig.perturb(scale=0.02)
+        before = torch.cuda.mem_get_info()[0]
+        rig.sampler.rest()
+        assert torch.cuda.mem_get_info()[0] > before
+        with pytest.raises(SamplerError, match="while asleep"):
+            rig.sampler.sample(prompts, 1, SamplingParams(max_tokens=4))
+        rig.sync()
+        assert rig.gap(prompts) < 1e-2
+    finally:
+        rig.sampler.close()

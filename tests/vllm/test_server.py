@@ -191,7 +191,10 @@ def test_nccl_needs_an_address():
 
 
 def test_a_server_that_dies_while_sampling_is_one_clear_error(rig, prompts, server):
-    """Last: it ends the server. Case Tencent-Hunyuan/UniRL#214: no empty answers."""
+    """Last: it ends the server. No empty answers, and no wait without end in a sync either.
+
+    Cases Tencent-Hunyuan/UniRL#214; awslabs/agentcore-rl-toolkit#122; huggingface/trl#6797; #3158.
+    """
     rig.sync()
     stream = rig.sampler.stream(prompts * 8, 8, SamplingParams(max_tokens=200))
     next(stream)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,8 +12,16 @@ from torch import Tensor
 from mrgym.components import ComponentSet, present_key, reward_key
 from mrgym.errors import RolloutError
 from mrgym.rollout import Group, Rollout
+from mrgym_trainers.gdpo.token_line import TokenLine
 
 __all__ = ["MicroBatch", "build_batch", "micro_batches"]
+
+# Sharing prompts pays where it leaves no more than this part of the positions: spreading them over
+# rows for attention costs up to a twentieth of the time.
+_WORTHWHILE = 0.9
+# What attention to a position costs beside all else, from 0.1 (short rows) to 0.7 (long ones,
+# small models); it is paid for padded rows.
+_ATTENTION = 0.25
 
 
 def build_batch(
@@ -77,6 +85,7 @@ class MicroBatch:
         first: First position any rollout sampled; what follows is cut to [B, T - first].
         mask_BT: [B, T - first] true where a token was sampled.
         sampler_logprobs_BT: [B, T - first] the sampler's log-probabilities there.
+        line: The same rollouts with every prompt once, where that saves enough.
     """
 
     rows: Tensor
@@ -84,33 +93,97 @@ class MicroBatch:
     first: int
     mask_BT: Tensor
     sampler_logprobs_BT: Tensor
+    line: TokenLine | None = None
 
 
 def micro_batches(
-    rollouts: Sequence[Rollout], rows: Sequence[int], *, max_tokens: int, device: Any = "cpu"
+    rollouts: Sequence[Rollout],
+    rows: Sequence[int],
+    *,
+    max_tokens: int,
+    share_up_to: float = 0.0,
+    device: Any = "cpu",
 ) -> list[MicroBatch]:
     """Return the chosen rollouts in micro-batches of at most ``max_tokens`` padded tokens.
 
-    Rollouts of similar length go together. A single longer one makes a micro-batch of its own.
+    Rollouts of similar length go together or, where that computes less, rollouts of one prompt.
+    A single longer one makes a micro-batch of its own.
 
     Args:
         rollouts: All rollouts of the step.
         rows: Positions of those wanted.
         max_tokens: Most tokens of a micro-batch, padding included.
+        share_up_to: Longest rollouts that may share prompts (``Policy.shared_length``).
         device: Where the tensors go.
     """
     by_length = sorted(rows, key=lambda row: _length(rollouts[row]))
-    parts: list[list[int]] = []
+    orders = [by_length]
+    if share_up_to:
+        orders.append(_together(rollouts, by_length))
+    choices = [_cut(rollouts, order, max_tokens) for order in orders]
+    parts = min(choices, key=lambda parts: sum(_cost(rollouts, p, share_up_to) for p in parts))
+    return [_micro_batch(rollouts, part, share_up_to, device) for part in parts]
+
+
+def _together(rollouts: Sequence[Rollout], by_length: Sequence[int]) -> list[int]:
+    """Return rows with those of one prompt together, prompts of shorter rollouts first."""
+    groups: dict[tuple[int, ...], list[int]] = {}
     for row in by_length:
-        if parts and (len(parts[-1]) + 1) * _length(rollouts[row]) <= max_tokens:
+        groups.setdefault(tuple(rollouts[row].prompt_token_ids), []).append(row)
+    ordered = sorted(groups.values(), key=lambda group: _length(rollouts[group[-1]]))
+    return [row for group in ordered for row in group]
+
+
+def _cut(rollouts: Sequence[Rollout], order: Sequence[int], max_tokens: int) -> list[list[int]]:
+    parts: list[list[int]] = []
+    longest = 0
+    for row in order:
+        longest = max(longest, _length(rollouts[row]))
+        if parts and (len(parts[-1]) + 1) * longest <= max_tokens:
             parts[-1].append(row)
         else:
             parts.append([row])
-    return [_pad(rollouts, part, device) for part in parts]
+            longest = _length(rollouts[row])
+    return parts
 
 
 def _length(rollout: Rollout) -> int:
     return len(rollout.prompt_token_ids) + len(rollout.token_ids)
+
+
+def _padded(rollouts: Sequence[Rollout], rows: Sequence[int]) -> tuple[int, int]:
+    """Return number and length of padded rows."""
+    return len(rows), max(_length(rollouts[row]) for row in rows)
+
+
+def _positions(rollouts: Sequence[Rollout], rows: Sequence[int], share_up_to: float) -> int:
+    """Return how many positions go through the model's layers."""
+    count, longest = _padded(rollouts, rows)
+    prompts = {tuple(rollouts[row].prompt_token_ids) for row in rows}
+    alone = sum(map(len, prompts)) + sum(len(rollouts[row].token_ids) for row in rows)
+    worthwhile = longest <= share_up_to and alone <= _WORTHWHILE * count * longest
+    return alone if worthwhile else count * longest
+
+
+def _cost(rollouts: Sequence[Rollout], rows: Sequence[int], share_up_to: float) -> float:
+    count, longest = _padded(rollouts, rows)
+    return _positions(rollouts, rows, share_up_to) + _ATTENTION * count * longest
+
+
+def _micro_batch(
+    rollouts: Sequence[Rollout], rows: list[int], share_up_to: float, device: Any
+) -> MicroBatch:
+    batch = _pad(rollouts, rows, device)
+    if _positions(rollouts, rows, share_up_to) == batch.input_ids_BT.numel():
+        return batch
+    chosen = [rollouts[row] for row in rows]
+    line = TokenLine.of(
+        [r.prompt_token_ids for r in chosen],
+        [r.token_ids for r in chosen],
+        [r.loss_mask for r in chosen],
+        device=device,
+    )
+    return replace(batch, line=line)
 
 
 def _pad(rollouts: Sequence[Rollout], rows: list[int], device: Any) -> MicroBatch:

@@ -19,11 +19,21 @@ from pydantic import (
 
 from mrgym.errors import ConfigError
 from mrgym_trainers.advantage_config import AdvantageConfig
+from mrgym_trainers.gdpo.lora_config import LoRAConfig
 from mrgym_trainers.gdpo.loss_config import LossConfig
 from mrgym_trainers.gdpo.strict import Strict
+from mrgym_trainers.recipes import RUN_KEYS, config_path
 from mrgym_trainers.samplers.vllm.settings import VLLMConfig
 
-__all__ = ["TINY", "GDPOConfig", "LossConfig", "ProbeConfig", "VLLMConfig", "load_config"]
+__all__ = [
+    "TINY",
+    "GDPOConfig",
+    "LossConfig",
+    "ProbeConfig",
+    "VLLMConfig",
+    "load_config",
+    "load_run_keys",
+]
 
 TINY: Final = "tiny"
 """The model name that stands for the policy in the package."""
@@ -101,8 +111,12 @@ class GDPOConfig(Strict):
             updates are not rounded away.
         gradient_checkpointing: Compute activations again in the backward pass.
         compile_model: Run the model's layers through ``torch.compile``.
+        lora: Train an adapter of low rank instead of all weights (needs peft).
+        one_step_off: Sample the next batch while this one trains; completions are then of
+            weights one version older, which ``loss.mismatch`` corrects for (``sampler=vllm``).
         reference_model: The frozen policy of the KL term; the model as it starts if left out.
-        device: ``auto`` takes CUDA if there is one.
+        device: ``auto`` takes CUDA if there is one; on many ranks, a GPU each.
+        ranks_timeout: Seconds that ranks wait for each other before the run ends.
         advantage: How scores become advantages; weights left out are the environment's own.
         loss: The clipped surrogate.
         on_score_error: What becomes of a rollout whose scoring failed.
@@ -115,6 +129,11 @@ class GDPOConfig(Strict):
         eval_every: Steps between evaluations on held-out tasks (always before and after).
         eval_tasks: Held-out tasks of an evaluation.
         checkpoint_every: Steps between checkpoints; 0 writes only the last.
+        checkpoint_keep: Number of checkpoints kept, the last ones; 0 keeps all.
+        checkpoint_best: Metric of the sampled evaluation whose best checkpoint is kept as well:
+            ``reward``, ``reward_weighted`` or ``reward/<name>``.
+        checkpoint_async: Write checkpoints beside training, from a copy in memory.
+        time_limit: Minutes after which the run must have stopped, checkpoint included.
         rollouts_every: Steps between stored rollouts (first and last always).
     """
 
@@ -150,7 +169,10 @@ class GDPOConfig(Strict):
     gradient_checkpointing: bool = False
     compile_model: bool = False
     reference_model: str | None = None
+    lora: LoRAConfig | None = None
+    one_step_off: bool = False
     device: str = "auto"
+    ranks_timeout: PositiveFloat = 600.0
     advantage: AdvantageConfig = AdvantageConfig()
     loss: LossConfig = LossConfig()
     on_score_error: Literal["mask", "raise", "floor"] = "mask"
@@ -162,6 +184,10 @@ class GDPOConfig(Strict):
     eval_every: PositiveInt = 50
     eval_tasks: PositiveInt = 128
     checkpoint_every: NonNegativeInt = 0
+    checkpoint_keep: NonNegativeInt = 2
+    checkpoint_best: str | None = None
+    checkpoint_async: bool = False
+    time_limit: PositiveFloat | None = None
     rollouts_every: PositiveInt = 50
 
     @model_validator(mode="before")
@@ -210,16 +236,17 @@ def load_config(
     """Return the configuration of a YAML file, changed by ``key=value`` overrides.
 
     Args:
-        path: YAML file of a mapping; defaults only, if left out. The ``config.yaml`` of a run
-            can be used as it is: its ``env`` is no key of the configuration and is passed over.
+        path: YAML file of a mapping, or the name of a recipe; defaults only, if left out. Keys
+            that say what is trained on (``env``, ``env_args``, ``model_shape``) are passed over:
+            :func:`load_run_keys` reads them.
         overrides: Such as ``"steps=50"`` or ``"advantage.weights.format=0.5"``; values are YAML.
         **given: Keys that win over the file and lose against ``overrides``.
 
     Raises:
         ConfigError: If the file is not a mapping, an override has no ``=``, or a key is unknown.
     """
-    data = _read_yaml(Path(path)) if path is not None else {}
-    data.pop("env", None)
+    data = _read_yaml(config_path(path)) if path is not None else {}
+    data = {key: value for key, value in data.items() if key not in RUN_KEYS}
     data.update({key: value for key, value in given.items() if value is not None})
     for override in overrides:
         key, equals, text = override.partition("=")
@@ -234,9 +261,26 @@ def load_config(
     return GDPOConfig(**data)
 
 
+def load_run_keys(path: str | Path) -> dict[str, Any]:
+    """Return what a file or recipe says of the run: ``env``, ``env_args`` and ``model_shape``.
+
+    Raises:
+        ConfigError: If the file is not a mapping, or one of these is of the wrong kind.
+    """
+    path = config_path(path)
+    found = {key: value for key, value in _read_yaml(path).items() if key in RUN_KEYS}
+    for key, value in found.items():
+        kind = str if key == "env" else dict
+        if not isinstance(value, kind):
+            raise ConfigError(
+                f"{path}: {key}: got {value!r}, expected "
+                + ("the name of an environment" if kind is str else "a mapping of keys")
+                + "; write env: math_length, env_args: {limit: 500}"
+            )
+    return found
+
+
 def _read_yaml(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ConfigError(f"{path}: got no file, expected a YAML configuration; check the path")
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:

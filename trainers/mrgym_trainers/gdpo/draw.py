@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from mrgym.errors import TaskError
-from mrgym.rollout import Group, check_error_rate, run_groups
+from mrgym.rollout import Group, check_error_rate
 from mrgym.sampler import Prompt, Sampler, SamplingParams
 from mrgym.scoring import Scorer
 from mrgym.seeding import mix
 from mrgym.tasks import Task, TaskSource
 from mrgym.text import TextEnv
 from mrgym_trainers.gdpo.config import GDPOConfig
+from mrgym_trainers.gdpo.exchange import run_groups_on
+from mrgym_trainers.gdpo.ranks import Ranks
 
 __all__ = ["Draw", "GroupSource", "PromptFilter", "TaskOrder"]
 
@@ -134,6 +136,7 @@ class GroupSource:
         order: The tasks.
         config: The run's configuration.
         signal: Says of each group whether it carries signal.
+        ranks: Who draws; all ranks get all groups, so that they decide alike.
     """
 
     def __init__(
@@ -144,12 +147,23 @@ class GroupSource:
         order: TaskOrder,
         config: GDPOConfig,
         signal: Signal,
+        ranks: Ranks | None = None,
     ) -> None:
         self._env, self._sampler, self._scorer = env, sampler, scorer
         self._order, self._config, self._signal = order, config, signal
+        self._ranks = ranks or Ranks()
         self._filter = PromptFilter(env, sampler, config)
         self._groups_drawn = 0
         self._prompts_dropped = 0
+
+    def state(self) -> dict[str, int]:
+        """Return where the source stands, for :meth:`load_state`."""
+        return {"position": self._order.position, "groups_drawn": self._groups_drawn}
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        """Go on from a state; the one of a new source where it is empty."""
+        self._order.position = state.get("position", 0)
+        self._groups_drawn = state.get("groups_drawn", 0)
 
     def draw(self, step: int) -> Draw:
         """Return the groups of a step.
@@ -190,7 +204,8 @@ class GroupSource:
         first = self._groups_drawn
         self._groups_drawn += count
         seed = mix(self._config.seed, step, attempt)
-        return run_groups(
+        return run_groups_on(
+            self._ranks,
             self._env,
             self._sampler,
             tasks,

@@ -104,7 +104,7 @@ def _formula(config: Any, sizes: Mapping[str, int]) -> tuple[int, int]:
 def _counted(config: Any) -> tuple[int, int]:
     """Return the same for any architecture, from a model whose weights have no memory."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     return _values(model), max(map(_values, layers), default=0)
 

@@ -18,16 +18,21 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
 from mrgym.errors import ConfigError
+from mrgym_trainers.gdpo.batch import MicroBatch
 from mrgym_trainers.gdpo.config import TINY
 from mrgym_trainers.gdpo.logprobs import (
     checkpointed_logprobs,
     rows_per_chunk,
     selected_logprobs,
 )
+from mrgym_trainers.gdpo.lora import add_adapter, merged_tensors
+from mrgym_trainers.gdpo.lora_config import LoRAConfig
 from mrgym_trainers.gdpo.output_layer import OutputLayer, vocabulary_rows
+from mrgym_trainers.gdpo.shared_prompts import SharedPrompts
+from mrgym_trainers.gdpo.token_line import TokenLine
 from mrgym_trainers.tiny_policy import tiny_policy_path
 
-__all__ = ["Policy", "load_policy"]
+__all__ = ["Policy", "load_policy", "whole"]
 
 
 class Policy:
@@ -39,12 +44,14 @@ class Policy:
         name: What it was loaded from.
         compute_dtype: What it computes in; the dtype of its weights if left out.
         compile_model: Compile its forward pass with torch.compile.
+        adapter: The same model as peft sees it, where only adapters in it learn.
 
     Attributes:
         model: The Transformers model; may be replaced.
         tokenizer: Its tokenizer.
         name: What it was loaded from.
         compute_dtype: What matrix products are taken in; float32 weights may compute in bfloat16.
+        call: Calls a function that uses the weights; gathers them first where they are sharded.
     """
 
     def __init__(
@@ -55,11 +62,14 @@ class Policy:
         *,
         compute_dtype: torch.dtype | None = None,
         compile_model: bool = False,
+        adapter: Any = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self.adapter = adapter
         self.name = name
         self.compute_dtype: torch.dtype = compute_dtype or model.dtype
         self._compile = compile_model
+        self.call: Callable[..., Any] = _directly
         self.model = model
 
     @property
@@ -72,11 +82,18 @@ class Policy:
         self._output = OutputLayer(model, self.name)
         body = self._output.body
         self._body = torch.compile(body, dynamic=True) if self._compile else body
+        alone = self._compile or self._output.kind == "whole"
+        self._shared = None if alone else SharedPrompts(model, body)
 
     @property
     def output_kind(self) -> str:
         """How logits are made: ``"linear"``, ``"own"`` or ``"whole"`` (see OutputLayer)."""
         return self._output.kind
+
+    @property
+    def shared_length(self) -> float:
+        """Length up to which rollouts may share their prompts in a forward pass; 0 if never."""
+        return 0.0 if self._shared is None else self._shared.longest
 
     @property
     def device(self) -> torch.device:
@@ -85,8 +102,18 @@ class Policy:
         return device
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights by their names in checkpoints; tied ones once."""
-        yield from self.model.named_parameters()
+        """Yield the weights by their names in checkpoints; tied ones once, adapters added in.
+
+        Sharded ones are gathered one at a time, for which all ranks go through them.
+        """
+        merged = self.adapter is not None
+        for name, tensor in merged_tensors(self.model) if merged else self.model.named_parameters():
+            yield name, whole(tensor)
+
+    def save(self, folder: Path) -> None:
+        """Write model and tokenizer for Transformers and vLLM, or the adapter alone for peft."""
+        (self.model if self.adapter is None else self.adapter).save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
 
     def autocast(self, *, cache: bool = True) -> AbstractContextManager[Any]:
         """Return a context in which the model computes in ``compute_dtype``.
@@ -128,8 +155,43 @@ class Policy:
         targets_BT = input_ids_BT[:, first:]
         if mask_BT is None:
             mask_BT = torch.ones_like(targets_BT, dtype=torch.bool)
-        logprobs_M, entropy_M = self._selected(
-            input_ids_BT, first, mask_BT, targets_BT[mask_BT], temperature, entropy_grad
+        return self._logprobs(
+            partial(self._rows_inputs, input_ids_BT, first, mask_BT),
+            mask_BT,
+            targets_BT[mask_BT],
+            temperature,
+            entropy_grad,
+        )
+
+    def batch_logprobs(
+        self, batch: MicroBatch, *, temperature: float, entropy_grad: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Return what :meth:`logprobs` does for a micro-batch's sampled tokens.
+
+        A prompt is read once for all its rollouts, where the micro-batch has a line and the model
+        can be run on it.
+
+        Args:
+            batch: The micro-batch.
+            temperature: Logits are divided by it, as in sampling.
+            entropy_grad: Whether the entropy carries gradient.
+        """
+        inputs = partial(self._rows_inputs, batch.input_ids_BT, batch.first, batch.mask_BT)
+        if batch.line is not None and batch.line.shape[1] <= self.shared_length:
+            inputs = partial(self._line_inputs, batch.line)
+        targets_M = batch.input_ids_BT[:, batch.first :][batch.mask_BT]
+        return self._logprobs(inputs, batch.mask_BT, targets_M, temperature, entropy_grad)
+
+    def _logprobs(
+        self,
+        inputs: Callable[[], Tensor],
+        mask_BT: Tensor,
+        targets_M: Tensor,
+        temperature: float,
+        entropy_grad: bool,
+    ) -> tuple[Tensor, Tensor]:
+        logprobs_M, entropy_M = self.call(
+            self._selected, inputs, targets_M, temperature, entropy_grad
         )
         zeros_BT = logprobs_M.new_zeros(mask_BT.shape)
         return (
@@ -139,22 +201,18 @@ class Policy:
 
     def _selected(
         self,
-        input_ids_BT: Tensor,
-        first: int,
-        mask_BT: Tensor,
+        inputs: Callable[[], Tensor],
         targets_M: Tensor,
         temperature: float,
         entropy_grad: bool,
     ) -> tuple[Tensor, Tensor]:
-        """Return the same for the wanted positions alone [M]."""
+        """Return log-probabilities and entropies [M] of the wanted positions alone."""
         logits_of: Callable[[Tensor], Tensor] = self._output.logits
+        if self._output.kind == "whole":
+            logits_of = _itself
         # Weights rounded without gradient, in a context around this one, would be found again.
         with self.autocast(cache=False):
-            if self._output.kind == "whole":
-                inputs_MH, logits_of = self._whole_logits(input_ids_BT, first)[mask_BT], _itself
-            else:
-                hidden_BTH = self._body(input_ids=input_ids_BT, use_cache=False).last_hidden_state
-                inputs_MH = hidden_BTH[:, first - 1 : -1][mask_BT]
+            inputs_MH = inputs()
             head = self._output.head
             if head is None:
                 return checkpointed_logprobs(
@@ -174,6 +232,18 @@ class Policy:
             entropy_grad=entropy_grad,
         )
 
+    def _rows_inputs(self, input_ids_BT: Tensor, first: int, mask_BT: Tensor) -> Tensor:
+        """Return the hidden states of the wanted positions, or logits where only those are had."""
+        if self._output.kind == "whole":
+            return self._whole_logits(input_ids_BT, first)[mask_BT]
+        hidden_BTH = self._body(input_ids=input_ids_BT, use_cache=False).last_hidden_state
+        inputs_MH: Tensor = hidden_BTH[:, first - 1 : -1][mask_BT]
+        return inputs_MH
+
+    def _line_inputs(self, line: TokenLine) -> Tensor:
+        assert self._shared is not None
+        return self._shared.hidden(line)[line.predicting_M]
+
     def _whole_logits(self, input_ids_BT: Tensor, first: int) -> Tensor:
         """Return the model's logits of every position whose next token may be wanted."""
         predicting = torch.arange(first - 1, input_ids_BT.shape[1] - 1, device=input_ids_BT.device)
@@ -192,6 +262,7 @@ def load_policy(
     master_weights: bool = True,
     gradient_checkpointing: bool = False,
     compile_model: bool = False,
+    lora: LoRAConfig | None = None,
 ) -> Policy:
     """Load a policy.
 
@@ -204,8 +275,10 @@ def load_policy(
         gradient_checkpointing: Compute layers again in the backward pass instead of keeping their
             activations.
         compile_model: Compile the forward pass with torch.compile.
+        lora: Freeze the model and add an adapter, which alone learns.
 
     Raises:
+        MissingExtraError: If peft is needed and not installed.
         ConfigError: If it is not a causal language model with a tokenizer that fits it, the device
             is not there, or it has no layers to checkpoint.
     """
@@ -228,8 +301,26 @@ def load_policy(
     _check_vocabulary(name, model, tokenizer)
     if gradient_checkpointing:
         _checkpoint_layers(name, model)
+    adapter = None if lora is None else add_adapter(model, lora)
     model = _moved(model, device)
-    return Policy(model, tokenizer, name, compute_dtype=compute_dtype, compile_model=compile_model)
+    return Policy(
+        model,
+        tokenizer,
+        name,
+        compute_dtype=compute_dtype,
+        compile_model=compile_model,
+        adapter=adapter,
+    )
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a tensor gathered from all ranks, or as it is where it is not spread over them."""
+    gather: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()
+
+
+def _directly(compute: Callable[..., Any], *args: Any) -> Any:
+    return compute(*args)
 
 
 def _itself(logits_MV: Tensor) -> Tensor:

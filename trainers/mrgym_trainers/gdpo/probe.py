@@ -12,6 +12,7 @@ from mrgym.seeding import mix
 from mrgym_trainers.gdpo.config import GDPOConfig
 from mrgym_trainers.gdpo.draw import sampling_params
 from mrgym_trainers.gdpo.policy import Policy
+from mrgym_trainers.gdpo.ranks import Ranks
 
 __all__ = ["LogprobProbe"]
 
@@ -26,11 +27,18 @@ class LogprobProbe:
         sampler: An engine with weights of its own.
         prompts: Encoded prompts to complete, used in turn.
         config: ``probe``, ``temperature``, ``dtype`` and ``seed``.
+        ranks: Ranks with an engine each; one that differs ends the run of all.
     """
 
     def __init__(
-        self, policy: Policy, sampler: Sampler, prompts: Sequence[Prompt], config: GDPOConfig
+        self,
+        policy: Policy,
+        sampler: Sampler,
+        prompts: Sequence[Prompt],
+        config: GDPOConfig,
+        ranks: Ranks | None = None,
     ) -> None:
+        self._ranks = ranks or Ranks()
         self._policy, self._sampler, self._config = policy, sampler, config
         self._prompts = [prompts[i % len(prompts)] for i in range(config.probe.completions)]
         self._limit = config.probe.limit(config.dtype)
@@ -56,7 +64,7 @@ class LogprobProbe:
         sampled = self._sampler.sample(self._prompts, 1, params)
         pairs = zip(self._prompts, sampled, strict=True)
         gaps = torch.cat([self._gap(prompt, group[0]) for prompt, group in pairs])
-        worst = float(gaps.max())
+        worst = self._ranks.most(float(gaps.max()))
         if not worst <= self._limit:  # NaN is no agreement either
             raise SamplerError(
                 f"weight sync {version}: got log-probabilities that differ by up to {worst:.3g} "

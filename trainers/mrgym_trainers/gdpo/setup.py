@@ -15,6 +15,7 @@ from mrgym.text import TextEnv
 from mrgym_trainers.advantages import AdvantageConfig
 from mrgym_trainers.gdpo.config import TINY, GDPOConfig
 from mrgym_trainers.gdpo.policy import Policy, load_policy
+from mrgym_trainers.gdpo.ranks import Ranks
 from mrgym_trainers.samplers.codec import stop_ids
 from mrgym_trainers.samplers.transformers import TransformersSampler
 from mrgym_trainers.tiny_policy import tiny_policy_path
@@ -77,42 +78,66 @@ def make_scorer(config: GDPOConfig) -> Scorer:
     return InlineScorer(timeout=config.score_timeout)
 
 
-def load_trained(config: GDPOConfig) -> Policy:
-    """Return the policy that is to be trained."""
-    return load_policy(
+def load_trained(config: GDPOConfig, ranks: Ranks | None = None) -> Policy:
+    """Return the policy that is to be trained, spread over the ranks."""
+    ranks = ranks or Ranks()
+    torch.manual_seed(config.seed)  # an adapter begins at random, on all ranks alike
+    policy = load_policy(
         config.model,
-        device=config.device,
+        device=_loading_device(config, ranks),
         dtype=config.dtype,
         master_weights=config.master_weights,
         gradient_checkpointing=config.gradient_checkpointing,
         compile_model=config.compile_model,
+        lora=config.lora,
     )
+    return _spread(policy, config, ranks)
 
 
-def load_reference(config: GDPOConfig) -> Policy | None:
-    """Return the frozen policy of the KL term, if the loss has one."""
+def load_reference(config: GDPOConfig, ranks: Ranks | None = None) -> Policy | None:
+    """Return the frozen policy of the KL term, if the loss has one, spread over the ranks."""
     if config.loss.kl_coef == 0:
         return None
+    ranks = ranks or Ranks()
     reference = load_policy(
         config.reference_model or config.model,
-        device=config.device,
+        device=_loading_device(config, ranks),
         dtype=config.dtype,
         master_weights=False,
     )
     reference.model.requires_grad_(False)
-    return reference
+    return _spread(reference, config, ranks)
 
 
-def make_sampler(config: GDPOConfig, policy: Policy) -> TrainableSampler:
+def _loading_device(config: GDPOConfig, ranks: Ranks) -> str:
+    """Return where a model is loaded: a GPU need never hold the whole of one that is spread."""
+    return config.device if ranks.world == 1 else "cpu"
+
+
+def _spread(policy: Policy, config: GDPOConfig, ranks: Ranks) -> Policy:
+    if ranks.world == 1:
+        return policy
+    from mrgym_trainers.gdpo.sharding import shard
+
+    return shard(policy, ranks.world, ranks.device(config.device))
+
+
+def make_sampler(
+    config: GDPOConfig, policy: Policy, ranks: Ranks | None = None
+) -> TrainableSampler:
     """Return the sampler that the configuration asks for.
+
+    On many ranks each has a model or an engine of its own to sample from, whole; or all of them
+    share servers, which the first one sends weights to.
 
     Raises:
         ConfigError: If it cannot be started.
         SamplerError: If a server does not fit the policy.
     """
+    ranks = ranks or Ranks()
     if config.sampler == "transformers":
         return TransformersSampler(
-            policy.model,
+            policy.model if ranks.world == 1 else _copy(config, ranks),
             policy.tokenizer,
             max_rows=config.sample_rows,
             seed=config.seed,
@@ -124,7 +149,20 @@ def make_sampler(config: GDPOConfig, policy: Policy) -> TrainableSampler:
     if config.vllm.servers:
         from mrgym_trainers.samplers.vllm.server import VLLMServerSampler
 
+        options["sends_weights"] = ranks.first
         return VLLMServerSampler(model, policy.tokenizer, ends, **options)
     from mrgym_trainers.samplers.vllm.engine import VLLMSampler
 
-    return VLLMSampler(model, policy.tokenizer, ends, **options)
+    with ranks.alone(config.vllm.tensor_parallel_size):
+        return VLLMSampler(model, policy.tokenizer, ends, **options)
+
+
+def _copy(config: GDPOConfig, ranks: Ranks) -> Any:
+    """Return a whole model to sample from; one gathered for every token would be far slower."""
+    copied = load_policy(
+        config.model,
+        device=ranks.device(config.device),
+        dtype=config.dtype,
+        master_weights=config.master_weights,
+    )
+    return copied.model.requires_grad_(False)

@@ -14,31 +14,31 @@ __all__ = ["TokenLine"]
 
 @dataclass(frozen=True, slots=True)
 class TokenLine:
-    """B rollouts as N tokens in a line: the prompts, each once, then what follows in every rollout.
+    """B rollouts as C tokens in a line: the prompts, each once, then what follows in every rollout.
 
     Attention needs the rollouts as rows again, [B, T]; a place is a position among those B x T.
 
     Attributes:
         shape: B and T.
-        input_ids_N: The tokens.
-        positions_N: Their positions in their rollouts.
-        places_N: Their places; those of a prompt in the first rollout that has it.
-        sources_L: [B x T] where in the line stands what belongs in a place; 0 for padding.
+        input_ids_C: The tokens.
+        positions_C: Their positions in their rollouts.
+        places_C: Their places; those of a prompt in the first rollout that has it.
+        sources_BT: Where in the line stands what belongs in a place; 0 for padding.
         predicting_M: Where in the line stands the token before each sampled one, rollout by
             rollout.
         prompts_PB: 1 where a rollout has a prompt, else 0.
-        prompt_places_C: Places of the line's C tokens of prompts among P rows of the longest.
-        longest_prompt: Tokens of it.
+        prompt_places: Places of the prompts' tokens among P rows of ``longest_prompt``.
+        longest_prompt: Tokens of the longest prompt.
     """
 
     shape: tuple[int, int]
-    input_ids_N: Tensor
-    positions_N: Tensor
-    places_N: Tensor
-    sources_L: Tensor
+    input_ids_C: Tensor
+    positions_C: Tensor
+    places_C: Tensor
+    sources_BT: Tensor
     predicting_M: Tensor
     prompts_PB: Tensor
-    prompt_places_C: Tensor
+    prompt_places: Tensor
     longest_prompt: int
 
     @classmethod
@@ -119,14 +119,19 @@ class _Builder:
             for position in range(length)
         ]
         prompts_PB = torch.zeros(len(self.lengths), len(numbers), device=device)
-        prompts_PB[numbers, range(len(numbers))] = 1.0
+        prompts_PB[list(numbers), list(range(len(numbers)))] = 1.0
 
         def tensor(values: list[int]) -> Tensor:
             return torch.tensor(values, dtype=torch.int64, device=device)
 
+        shape = (len(numbers), self.width)
         return TokenLine(
-            (len(numbers), self.width),
-            *map(tensor, (self.ids, self.positions, self.places, self.sources, self.predicting)),
+            shape,
+            tensor(self.ids),
+            tensor(self.positions),
+            tensor(self.places),
+            tensor(self.sources).view(shape),
+            tensor(self.predicting),
             prompts_PB,
             tensor(prompt_places),
             longest,

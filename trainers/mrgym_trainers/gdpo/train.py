@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +13,23 @@ from torch import Tensor
 
 from mrgym.env import MultiRewardEnv
 from mrgym.errors import ConfigError
-from mrgym.evaluate import evaluate
-from mrgym.rollout import Group, Rollout
+from mrgym.evaluate import component_means
+from mrgym.rollout import Group, Rollout, check_error_rate
 from mrgym.scoring import Scorer
 from mrgym_trainers.advantages import AdvantageResult, compute_advantages
 from mrgym_trainers.gdpo.batch import build_batch
 from mrgym_trainers.gdpo.config import GDPOConfig
 from mrgym_trainers.gdpo.control import shuffled_scores
 from mrgym_trainers.gdpo.draw import Draw, GroupSource, PromptFilter, TaskOrder, sampling_params
-from mrgym_trainers.gdpo.metrics import (
-    first_and_last,
-    gate_metrics,
-    peak_memory_gib,
-    reward_metrics,
-    rollout_metrics,
-    speed_metrics,
-)
+from mrgym_trainers.gdpo.exchange import run_groups_on
+from mrgym_trainers.gdpo.metrics import first_and_last, peak_memory_gib
 from mrgym_trainers.gdpo.probe import LogprobProbe
 from mrgym_trainers.gdpo.progress import ConsoleProgress, ProgressView, SilentProgress
+from mrgym_trainers.gdpo.ranks import start_ranks
+from mrgym_trainers.gdpo.recovery import Recovery, run_path
+from mrgym_trainers.gdpo.resume import open_run, plain_args
 from mrgym_trainers.gdpo.run_folder import RunFolder
+from mrgym_trainers.gdpo.run_state import seed_random
 from mrgym_trainers.gdpo.setup import (
     load_reference,
     load_trained,
@@ -40,7 +38,8 @@ from mrgym_trainers.gdpo.setup import (
     resolve_weights,
     text_env,
 )
-from mrgym_trainers.gdpo.timing import Stopwatch, TimedScorer, phase_metrics, timed_sampler
+from mrgym_trainers.gdpo.step_report import annotate, step_line
+from mrgym_trainers.gdpo.timing import Stopwatch, TimedScorer, timed_sampler
 from mrgym_trainers.gdpo.update import learning_rate_factor, make_optimizer, update
 
 __all__ = ["GDPOTrainer"]
@@ -61,10 +60,13 @@ class GDPOTrainer:
         env_kwargs: Arguments for an environment given by id.
         overwrite: Whether ``out`` may hold an earlier run, which is removed.
         progress: Whether to show a progress bar.
+        resume: A run folder to go on with, or one of the checkpoints in it; ``out`` and ``config``
+            are that run's if left out.
+        force: Go on even if it is another run than this one, without what does not fit.
 
     Raises:
-        ConfigError: If weights name unknown components, the model cannot be loaded, or ``out``
-            holds a run.
+        ConfigError: If weights name unknown components, the model cannot be loaded, ``out``
+            holds a run, or the run to go on with differs.
         TaskError: If tasks cannot be loaded, or held-out ones stand in the training tasks.
     """
 
@@ -77,19 +79,33 @@ class GDPOTrainer:
         env_kwargs: dict[str, Any] | None = None,
         overwrite: bool = False,
         progress: bool = False,
+        resume: str | Path | None = None,
+        force: bool = False,
     ) -> None:
-        self.config = config or GDPOConfig()
+        resumed = open_run(resume) if resume is not None else None
+        path = run_path(out, resumed, overwrite=overwrite)
+        self.config = config or (resumed.config if resumed else GDPOConfig())
+        self.ranks = start_ranks(device=self.config.device, timeout=self.config.ranks_timeout)
+        path = self.ranks.same_path(path)
         self.env = text_env(env, env_kwargs or {})
         self.env_name = env if isinstance(env, str) else self.env.contract_name
         self.weights = resolve_weights(self.config.advantage, self.env)
         self.train_tasks = self.env.task_source("train")
         self.eval_tasks = self.env.task_source("eval")[: self.config.eval_tasks]
-        self.policy = load_trained(self.config)
-        self.folder = RunFolder(out, overwrite=overwrite) if out is not None else None
+        self.policy = load_trained(self.config, self.ranks)
+        self._env_args = (env_kwargs or {}) if isinstance(env, str) else None
+        self.recovery = Recovery(
+            self.env, self._env_args, self.train_tasks, self.policy, self._resolved(), path,
+            resumed, force=force, ranks=self.ranks,
+        )  # fmt: skip
+        self.folder = self.ranks.on_first(
+            partial(_open_folder, path, overwrite=overwrite, resume=resumed is not None)
+        )
         self.watch = Stopwatch()
         self.history: list[dict[str, Any]] = []
         self._scorer: Scorer = TimedScorer(make_scorer(self.config), self.watch)
-        self._progress = progress
+        self._progress = progress and self.ranks.first
+        self._trained = self._complete = False
         self._completions = 0
         self._steps_done = 0
         self._estimator_state: dict[str, float] = {}
@@ -97,41 +113,43 @@ class GDPOTrainer:
     def train(self) -> dict[str, Any]:
         """Run all steps and return the summary, which ``summary.json`` holds as well.
 
-        However the run ends - finished, interrupted by Ctrl-C, failed - checkpoint and summary
-        are written first.
+        However the run ends - finished, stopped on request (:attr:`recovery`) or for the time
+        limit, interrupted by Ctrl-C, failed - checkpoint and summary are written first.
 
         Raises:
             ConfigError: If it was called before.
             KeyboardInterrupt: After Ctrl-C.
             MrgymError: When the environment, the sampler or too many scores fail.
         """
-        if self.history:
+        if self._trained:
             raise ConfigError(
                 f"GDPOTrainer: got a second train() of {self.env_name}, expected one; "
                 "make a new trainer"
             )
-        start, status = time.perf_counter(), "failed"
-        torch.manual_seed(self.config.seed)
+        self._trained, status = True, "failed"
+        self.recovery.started()
+        seed_random(self.config.seed)
         if self.folder:
-            self.folder.write_config(self._resolved(), self.env_name)
+            env_args = plain_args(self._env_args or {})
+            self.folder.write_config(self._resolved(), self.env_name, env_args)
         view: ProgressView = SilentProgress()
         if self._progress:
             view = ConsoleProgress([*self.env.components], self.config.steps)
         try:
             with view:
                 self._run(view)
-            status = "finished"
+            status = "finished" if self._complete else "stopped"
         except KeyboardInterrupt:
             status = "interrupted"
             raise
         finally:
             self._scorer.close()
-            summary = self._finish(status, time.perf_counter() - start)
+            summary = self._finish(status)
         return summary
 
     def _run(self, view: ProgressView) -> None:
         """Start the sampler, and end it however the steps end."""
-        sampler = make_sampler(self.config, self.policy)
+        sampler = make_sampler(self.config, self.policy, self.ranks)
         # Model and libraries are a million objects that every full collection would walk through.
         gc.collect()
         gc.freeze()
@@ -147,14 +165,22 @@ class GDPOTrainer:
         own_sampler = config.sampler == "transformers"
         loss_config = config.loss.resolved(own_sampler=own_sampler)
         optimizer = make_optimizer(self.policy, config)
-        reference = load_reference(config)
+        reference = load_reference(config, self.ranks)
         source = self._group_source(timed_sampler(sampler, self.watch))
         probe = None if own_sampler else self._probe(sampler)
         control = torch.Generator().manual_seed(config.seed)
         self.eval_tasks = PromptFilter(self.env, sampler, config).fitting(self.eval_tasks)
-        self._sync(sampler, probe, 0)
-        self._evaluate(sampler, view, step=0)
-        for step in range(1, config.steps + 1):
+        run, self.history = self.recovery.begin(self.folder, optimizer, source, control)
+        self._steps_done, self._completions = run.step, run.completions
+        self._estimator_state = run.estimator
+        self._sync(sampler, probe, run.step)
+        self._complete = run.evaluated and run.step == config.steps
+        if not run.evaluated:
+            self._end_step(sampler, view, run.step)
+        self.recovery.stopping.begin()
+        for step in range(run.step + 1, config.steps + 1):
+            if self.ranks.any(self.recovery.stopping.due()):
+                break
             with self.watch("step"):
                 with self.watch("draw"):
                     drawn = source.draw(step)
@@ -167,7 +193,7 @@ class GDPOTrainer:
                 self._estimator_state = advantages.state
                 rollouts = [rollout for group in drawn.groups for rollout in group.rollouts]
                 _set_learning_rate(optimizer, step, config)
-                with self.watch("update"):
+                with self.watch("update"), self.ranks.answering("updating the policy"):
                     losses = update(
                         self.policy,
                         optimizer,
@@ -177,34 +203,62 @@ class GDPOTrainer:
                         config,
                         reference=reference,
                         loss_config=loss_config,
+                        ranks=self.ranks,
                     )
                 losses |= self._sync(sampler, probe, step)
             self._completions += drawn.completions
             self._report_step(view, step, drawn, batch, advantages, losses)
             self._store_rollouts(step, rollouts, advantages)
-            if step % config.eval_every == 0 or step == config.steps:
-                self._evaluate(sampler, view, step=step)
-            if self.folder and config.checkpoint_every and step % config.checkpoint_every == 0:
-                self.folder.write_checkpoint(self.policy, step)
-            self._steps_done = step
+            self._end_step(sampler, view, step)
+
+    def _end_step(self, sampler: Any, view: ProgressView, step: int) -> None:
+        """Evaluate and write a checkpoint where they are due."""
+        config = self.config
+        due = step % config.eval_every == 0 or step == config.steps
+        self._mark(step, evaluated=not due)
+        best = False
+        if due and not (step and self.ranks.any(self.recovery.stopping.reason is not None)):
+            best = self._evaluate(sampler, view, step=step)
+            self._mark(step, evaluated=True)
+        if best or (step and config.checkpoint_every and step % config.checkpoint_every == 0):
+            self.recovery.save()
+
+    def _mark(self, step: int, *, evaluated: bool) -> None:
+        self._steps_done = step
+        self._complete = evaluated and step == self.config.steps
+        self.recovery.mark(
+            step,
+            evaluated=evaluated,
+            completions=self._completions,
+            estimator=self._estimator_state,
+        )
 
     def _group_source(self, sampler: Any) -> GroupSource:
         order = TaskOrder(self.train_tasks, self.config.seed)
-        return GroupSource(self.env, sampler, self._scorer, order, self.config, self._signal)
+        return GroupSource(
+            self.env,
+            sampler,
+            self._scorer,
+            order,
+            self.config,
+            self._signal,
+            self.ranks.channel(),
+        )
 
     def _probe(self, sampler: Any) -> LogprobProbe:
         fitting = PromptFilter(self.env, sampler, self.config)
         tasks = self.train_tasks[: max(self.config.probe.completions, 1) * 4]
         prompts = [prompt for task in tasks if (prompt := fitting.prompt(task)) is not None]
-        return LogprobProbe(self.policy, sampler, prompts, self.config)
+        return LogprobProbe(self.policy, sampler, prompts, self.config, self.ranks)
 
     def _sync(self, sampler: Any, probe: LogprobProbe | None, step: int) -> dict[str, float]:
         """Let the sampler have the policy's weights, and prove that it has."""
-        with self.watch("sync"):
+        with self.watch("sync"), self.ranks.answering("syncing weights"):
             sampler.update_weights(self.policy.named_tensors(), step)
+            self.ranks.agree(None)  # what one rank sends to shared servers, all wait for
         if probe is None:
             return {}
-        with self.watch("probe"):
+        with self.watch("probe"), self.ranks.answering("probing the sampler"):
             return probe.check(step)
 
     def _batch(self, groups: Sequence[Group]) -> dict[str, Tensor]:
@@ -237,40 +291,30 @@ class GDPOTrainer:
         advantages: AdvantageResult,
         losses: dict[str, float],
     ) -> None:
-        seconds = self.watch.take()
-        line = {
-            "kind": "train",
-            "step": step,
-            **reward_metrics(batch, self.weights),
-            **gate_metrics(drawn.groups, self.env.components),
-            **advantages.metrics(),
-            **rollout_metrics(drawn.groups),
-            **drawn.counts,
-            **losses,
-            "lr": self.config.learning_rate * learning_rate_factor(step - 1, self.config),
-            **speed_metrics(drawn.groups, seconds["step"]),
-            "memory/peak_gib": peak_memory_gib(self.policy.device),
-            **phase_metrics(seconds),
-        }
+        line = step_line(
+            step, drawn, batch, advantages, self.env.components, self._resolved(), self.watch.take()
+        )
+        line |= losses
+        line["memory/peak_gib"] = self.ranks.most(peak_memory_gib(self.policy.device))
         self._log(line)
         view.step(line)
 
-    def _evaluate(self, sampler: Any, view: ProgressView, *, step: int) -> None:
-        config = self.config
+    def _evaluate(self, sampler: Any, view: ProgressView, *, step: int) -> bool:
+        config, best = self.config, False
         for mode, temperature in (("sampled", config.temperature), ("greedy", 0.0)):
             params = sampling_params(config, EVAL_SEED, temperature=temperature)
-            means, _ = evaluate(
-                self.env,
-                sampler,
-                self.eval_tasks,
-                params,
-                scorer=self._scorer,
-                max_error_rate=config.max_error_rate,
+            groups = run_groups_on(
+                self.ranks, self.env, sampler, self.eval_tasks, 1, params, scorer=self._scorer
             )
+            check_error_rate(groups, config.max_error_rate)
+            rollouts = [rollout for group in groups for rollout in group.rollouts]
+            means = component_means(rollouts, [*self.env.components])
             line = {"kind": "eval", "step": step, "mode": mode, **means}
             self._log(line)
             view.evaluated(line)
+            best = best or (mode == "sampled" and self.recovery.evaluated(line))
         self.watch.take()
+        return best
 
     def _store_rollouts(
         self, step: int, rollouts: Sequence[Rollout], advantages: AdvantageResult
@@ -278,11 +322,7 @@ class GDPOTrainer:
         wanted = step in (1, self.config.steps) or step % self.config.rollouts_every == 0
         if self.folder is None or not wanted:
             return
-        by_component = {name: a.tolist() for name, a in advantages.by_component.items()}
-        for i, rollout in enumerate(rollouts):
-            rollout.step = step
-            rollout.advantage = float(advantages.advantages[i])
-            rollout.component_advantages = {n: values[i] for n, values in by_component.items()}
+        annotate(rollouts, step, advantages)
         self.folder.write_rollouts(step, rollouts)
 
     def _log(self, line: dict[str, Any]) -> None:
@@ -294,13 +334,13 @@ class GDPOTrainer:
         advantage = self.config.advantage.model_copy(update={"weights": self.weights})
         return self.config.model_copy(update={"advantage": advantage})
 
-    def _finish(self, status: str, seconds: float) -> dict[str, Any]:
+    def _finish(self, status: str) -> dict[str, Any]:
         summary = {
             "env": self.env_name,
             "model": self.config.model,
             "seed": self.config.seed,
             "steps": self._steps_done,
-            "wall_s": round(seconds, 3),
+            "wall_s": round(self.recovery.wall_s(), 3),
             "completions": self._completions,
             "status": status,
             "estimator": self.config.advantage.estimator,
@@ -308,10 +348,18 @@ class GDPOTrainer:
             "eval": first_and_last(self.history, "sampled"),
             "eval_greedy": first_and_last(self.history, "greedy"),
         }
+        # Ranks that were interrupted are not at the same place, and could not gather the weights.
+        if self.ranks.world == 1 or status in ("finished", "stopped"):
+            self.recovery.close()
         if self.folder:
-            self.folder.write_checkpoint(self.policy, self._steps_done)
             self.folder.write_summary(summary)
+        if status in ("finished", "stopped"):
+            self.ranks.close()
         return summary
+
+
+def _open_folder(path: Path | None, *, overwrite: bool, resume: bool) -> RunFolder | None:
+    return None if path is None else RunFolder(path, overwrite=overwrite, resume=resume)
 
 
 def _set_learning_rate(optimizer: torch.optim.Optimizer, step: int, config: GDPOConfig) -> None:

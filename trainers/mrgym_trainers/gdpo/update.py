@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +17,9 @@ from mrgym_trainers.gdpo.batch import MicroBatch, micro_batches
 from mrgym_trainers.gdpo.config import GDPOConfig
 from mrgym_trainers.gdpo.loss_config import LossConfig
 from mrgym_trainers.gdpo.losses import Denominator, mismatch_metrics, policy_loss
-from mrgym_trainers.gdpo.policy import Policy
+from mrgym_trainers.gdpo.policy import Policy, whole
+from mrgym_trainers.gdpo.ranks import Ranks
+from mrgym_trainers.gdpo.shares import idle_rollout, in_step, own_rows
 
 __all__ = ["learning_rate_factor", "make_optimizer", "update"]
 
@@ -41,8 +45,21 @@ class _Sums:
             at_least = self.largest.get(key, value)
             self.largest[key] = torch.maximum(at_least, value)
 
+    def over(self, ranks: Ranks) -> None:
+        """Take in what the other ranks counted."""
+        if ranks.world > 1:
+            self.totals = _reduced(self.totals, ranks, "sum")
+            self.largest = _reduced(self.largest, ranks, "max")
+
     def per_token(self, *names: str) -> float:
         return sum(float(self.totals[name]) for name in names) / float(self.totals["tokens"])
+
+
+def _reduced(
+    values: Mapping[str, Tensor], ranks: Ranks, how: Literal["sum", "max"]
+) -> dict[str, Tensor]:
+    numbers = ranks.reduce({name: float(value) for name, value in values.items()}, how)
+    return {name: torch.tensor(n, dtype=torch.float64) for name, n in numbers.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +110,7 @@ def update(
     *,
     reference: Policy | None = None,
     loss_config: LossConfig | None = None,
+    ranks: Ranks | None = None,
 ) -> dict[str, float]:
     """Take ``config.updates_per_step`` optimiser steps on a batch of rollouts.
 
@@ -110,6 +128,7 @@ def update(
         reference: The frozen policy of the KL term, on the policy's device.
         loss_config: The loss, with ``mismatch`` resolved; ``config.loss`` for a sampler that is
             the trainer's own model, if left out.
+        ranks: Who takes the steps: all have the same rollouts, and each learns from its part.
 
     Returns:
         ``loss/*`` and ``mismatch/*`` metrics, as far as they are finite; the mismatch compares
@@ -118,6 +137,7 @@ def update(
     Raises:
         ConfigError: If the loss needs a reference policy and there is none.
     """
+    ranks = ranks or Ranks()
     loss_config = loss_config or config.loss.resolved(own_sampler=True)
     _check_reference(loss_config, reference)
     lengths = [rollout.completion_length for rollout in rollouts]
@@ -135,9 +155,9 @@ def update(
     }
     if not rows:
         return {"loss/policy": 0.0, "loss/non_finite": 0.0, **counts}
-    parts = _parts(policy, rollouts, rows, advantages_B, config, loss_config, reference)
+    parts = _parts(policy, rollouts, rows, advantages_B, config, loss_config, reference, ranks)
     passes = [
-        _pass(policy, optimizer, parts, denominator, config, loss_config)
+        _pass(policy, optimizer, parts, denominator, config, loss_config, ranks)
         for _ in range(config.updates_per_step)
     ]
     counts["loss/non_finite"] = sum(metrics["loss/non_finite"] for metrics in passes)
@@ -160,12 +180,19 @@ def _parts(
     config: GDPOConfig,
     loss_config: LossConfig,
     reference: Policy | None,
+    ranks: Ranks,
 ) -> list[_Part]:
     # Dropout would move the ratio off 1 before anything was learned; the sampler has none either.
     policy.model.eval()
     batches = micro_batches(
-        rollouts, rows, max_tokens=config.micro_batch_tokens, device=policy.device
+        rollouts,
+        own_rows(rows, rollouts, ranks),
+        max_tokens=config.micro_batch_tokens,
+        share_up_to=policy.shared_length if config.share_prompts else 0.0,
+        device=policy.device,
     )
+    idle = partial(_idle_batch, rollouts[rows[0]], config.micro_batch_tokens, policy.device)
+    batches = in_step(batches, idle, ranks)
     advantages_B = advantages_B.to(policy.device)
     old = policy if config.updates_per_step > 1 else None
     frozen = reference if loss_config.kl_coef else None
@@ -180,14 +207,16 @@ def _parts(
     ]
 
 
+def _idle_batch(rollout: Rollout, max_tokens: int, device: torch.device) -> MicroBatch:
+    return micro_batches([idle_rollout(rollout)], [0], max_tokens=max_tokens, device=device)[0]
+
+
 @torch.no_grad()
 def _fixed_logprobs(policy: Policy | None, batch: MicroBatch, config: GDPOConfig) -> Tensor | None:
     if policy is None:
         return None
     policy.model.eval()
-    logprobs_BT, _ = policy.logprobs(
-        batch.input_ids_BT, batch.first, temperature=config.temperature, mask_BT=batch.mask_BT
-    )
+    logprobs_BT, _ = policy.batch_logprobs(batch, temperature=config.temperature)
     return logprobs_BT
 
 
@@ -198,15 +227,17 @@ def _pass(
     denominator: Denominator,
     config: GDPOConfig,
     loss_config: LossConfig,
+    ranks: Ranks,
 ) -> dict[str, float]:
     sums = _Sums()
     optimizer.zero_grad(set_to_none=True)
     for part in parts:
         _add_gradient(policy, part, denominator, config, loss_config, sums)
-    norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), config.max_grad_norm)
+    norm = whole(torch.nn.utils.clip_grad_norm_(policy.model.parameters(), config.max_grad_norm))
     non_finite = not bool(torch.isfinite(norm))
     if not non_finite:
         optimizer.step()
+    sums.over(ranks)
     metrics = {
         **_loss_metrics(sums, loss_config),
         **_mismatch_metrics(sums, loss_config),
@@ -225,12 +256,8 @@ def _add_gradient(
     sums: _Sums,
 ) -> None:
     batch = part.batch
-    policy_logprobs_BT, entropy_BT = policy.logprobs(
-        batch.input_ids_BT,
-        batch.first,
-        temperature=config.temperature,
-        mask_BT=batch.mask_BT,
-        entropy_grad=loss_config.entropy_coef > 0,
+    policy_logprobs_BT, entropy_BT = policy.batch_logprobs(
+        batch, temperature=config.temperature, entropy_grad=loss_config.entropy_coef > 0
     )
     old_policy_logprobs_BT = part.old_policy_logprobs_BT
     if old_policy_logprobs_BT is None:

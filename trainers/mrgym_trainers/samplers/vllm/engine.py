@@ -210,7 +210,8 @@ class _InProcess:
 
 def _start(model: str, config: VLLMConfig, dtype: str, seed: int) -> Any:
     """Return a started engine."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # stdout is for results
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # torch has threads by now
     try:
         from vllm import LLM

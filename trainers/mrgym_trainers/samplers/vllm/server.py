@@ -31,6 +31,7 @@ class VLLMServerSampler(VLLMBase):
         config: ``servers``, timeouts, and how weights are transferred.
         dtype: What the servers compute in, ``"float32"`` or ``"bfloat16"``.
         seed: Seeds calls that bring no seed of their own.
+        sends_weights: Whether weights go to the servers from here, and not from another rank.
 
     Raises:
         ConfigError: If a server is named twice.
@@ -46,6 +47,7 @@ class VLLMServerSampler(VLLMBase):
         config: VLLMConfig,
         dtype: str = "float32",
         seed: int = 0,
+        sends_weights: bool = True,
     ) -> None:
         super().__init__(tokenizer, stop_ids, seed=seed)
         self._servers = [VLLMServer(url, config) for url in config.servers]
@@ -57,7 +59,9 @@ class VLLMServerSampler(VLLMBase):
         lengths = [server.preflight(model, dtype) for server in self._servers]
         self.context_length = min(lengths)
         self._threads = ThreadPoolExecutor(_REQUESTS_A_SERVER * len(self._servers), "vllm-request")
-        self._sender = self._make_sender(config, getattr(torch, dtype))
+        self._sender: WeightSender | None = None
+        if sends_weights:
+            self._sender = self._make_sender(config, getattr(torch, dtype))
 
     def stream(
         self, prompts: Sequence[Prompt], n: int, params: SamplingParams
@@ -93,15 +97,20 @@ class VLLMServerSampler(VLLMBase):
         Raises:
             SamplerError: If a server does not take them within ``sync_timeout``.
         """
-        self._sender.send(named_tensors, version)
-        for server in self._servers:
-            server.reset_prefix_cache()
+        if self._sender is None:
+            for _ in named_tensors:  # ranks gather each of them together
+                pass
+        else:
+            self._sender.send(named_tensors, version)
+            for server in self._servers:
+                server.reset_prefix_cache()
         self._version = version
 
     def close(self) -> None:
         """Close the connections. May be called again."""
         self._threads.shutdown(cancel_futures=True)
-        self._sender.close()
+        if self._sender is not None:
+            self._sender.close()
         for server in self._servers:
             server.close()
 
