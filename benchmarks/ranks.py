@@ -101,7 +101,7 @@ def trained(model: str, world: int, steps: int, folder: Path) -> dict[str, float
     settings = {
         "model": model, "device": "cpu", "steps": steps + 1, "prompts_per_step": 8 * world,
         "group_size": 8, "eval_tasks": 1, "max_completion_tokens": 36, "lr_schedule": "constant",
-        "learning_rate": 1e-6,
+        "learning_rate": 1e-6, "loss.entropy_coef": 1e-6,  # which learns from every rollout
     }  # fmt: skip
     command = ["-m", "mrgym.cli", "train", "math_multi_reward", "--out", str(out), "--json"]
     command += [f"{key}={value}" for key, value in settings.items()]

@@ -203,8 +203,12 @@ def table_layouts(hw: Hardware, steps: int) -> None:
             work = work_for(gpus)
             for name, (layout, staleness) in VARIANTS.items():
                 setup = best(hw, model, work, layout, gpus, staleness=staleness)
+                split = layout == "separate" and gpus == 1
+                reason = "nothing to split" if split else "does not fit"
                 start = f"| {model.name} | {gpus} | {work.rollouts:,} | {name} |"
-                print(start, "does not fit |||||||" if setup is None else _row(setup, work, steps))
+                print(
+                    start, f"{reason} | | | | | | |" if setup is None else _row(setup, work, steps)
+                )
 
 
 def _row(setup: Setup, work: Work, steps: int) -> str:

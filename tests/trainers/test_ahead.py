@@ -6,17 +6,18 @@ import threading
 
 import pytest
 
-from mrgym.errors import RolloutError, SamplerError
+from mrgym.errors import ConfigError, RolloutError, SamplerError
 from mrgym.rollout import Group, Rollout
-from mrgym_trainers.gdpo.ahead import DrawAhead
+from mrgym_trainers.gdpo.ahead import DrawAhead, DrawInTurn
+from mrgym_trainers.gdpo.config import GDPOConfig
 from mrgym_trainers.gdpo.draw import Draw
 
 
 class Source:
-    """Draws one rollout of the version it is told, when it is let."""
+    """Draws one rollout of the weights it was last given, when it is let."""
 
     def __init__(self):
-        self.version, self.go, self.steps = 0, threading.Event(), []
+        self.version, self.go, self.steps, self.syncs = None, threading.Event(), [], []
         self.go.set()
         self.error = None
 
@@ -24,58 +25,111 @@ class Source:
         assert self.go.wait(10)
         if self.error:
             raise self.error
-        self.steps.append((step, threading.current_thread().name))
+        self.steps.append((step, threading.current_thread().name.partition("_")[0]))
         rollout = Rollout("t", step, 0, policy_version=self.version)
         return Draw([Group(step, "t", [rollout])])
 
+    def sync(self, version):
+        self.version = version
+        self.syncs.append(version)
+        return {"probe/gap_max": 0.0}
+
+    def state(self):
+        return {"position": len(self.steps)}
+
+    def load_state(self, state):
+        self.steps = [None] * state["position"]
+
 
 @pytest.fixture
-def ahead():
-    source = Source()
-    made = DrawAhead(source)
-    yield made, source
+def source():
+    return Source()
+
+
+@pytest.fixture
+def ahead(source):
+    made = DrawAhead(source, source.sync, last=5)
+    made.begin(0)
+    yield made
     source.go.set()
     made.close()
 
 
-def test_the_next_step_is_drawn_in_a_thread_meanwhile(ahead):
-    made, source = ahead
+def versions(drawn):
+    return {r.policy_version for group in drawn.groups for r in group.rollouts}
+
+
+def test_every_step_but_the_first_is_drawn_with_weights_one_version_old(ahead, source):
+    ages = []
+    for step in range(1, 6):
+        drawn, _ = ahead.take(step)
+        ages.append(step - 1 - min(versions(drawn)))
+        ahead.learned(step)
+    assert ages == [0, 1, 1, 1, 1]
+    assert [step for step, _ in source.steps] == [1, 2, 3, 4, 5]  # and nothing after the last
+    assert source.syncs == [0, 1, 2, 3, 4]
+
+
+def test_the_next_step_is_drawn_while_this_thread_goes_on(ahead, source):
+    ahead.take(1)
     source.go.clear()
-    made.start(2)
-    assert source.steps == []  # and this thread goes on
+    ahead.take(2)
+    assert (3, "mrgym-ahead") not in source.steps
     source.go.set()
-    assert made.take(2, version=1).groups[0].group == 2
-    assert source.steps == [(2, "mrgym-ahead_0")]
+    ahead.take(3)
+    assert (3, "mrgym-ahead") in source.steps
 
 
-def test_a_step_that_was_not_started_is_drawn_at_once(ahead):
-    made, _ = ahead
-    assert made.take(1, version=0).groups[0].group == 1
+def test_before_an_evaluation_nothing_is_drawn_and_weights_are_current(ahead, source):
+    ahead.take(1)
+    ahead.settle(1)
+    assert source.version == 1
+    assert [step for step, _ in source.steps] == [1, 2]
+    drawn, _ = ahead.take(2)
+    assert versions(drawn) == {0}
+    assert source.syncs == [0, 1]  # not twice
 
 
-def test_completions_may_be_one_version_old_and_no_older(ahead):
-    made, source = ahead
-    source.version = 3
-    assert made.take(4, version=4)
-    with pytest.raises(RolloutError, match="weights 2 versions old, expected at most 1"):
-        made.take(5, version=5)
+def test_completions_that_are_older_are_refused(ahead, source):
+    ahead.take(1)
+    ahead.take(2)
+    ahead.settle(1)  # an engine that went on with these would be two behind at step 5
+    with pytest.raises(RolloutError, match="weights 3 versions old, expected at most 1"):
+        ahead.take(5)
 
 
-def test_what_fails_in_the_thread_fails_the_step_that_needs_it(ahead):
-    made, source = ahead
+def test_what_fails_in_the_thread_fails_the_step_that_needs_it(ahead, source):
+    source.error = None
+    ahead.take(1)
+    ahead.settle(1)
     source.error = SamplerError("engine: got a crash, expected completions; restart it")
-    made.start(1)
-    made.settle()
+    ahead.take(2)
     with pytest.raises(SamplerError, match="restart it"):
-        made.take(1, version=0)
+        ahead.take(3)
 
 
-def test_settling_waits_for_the_thread(ahead):
-    made, source = ahead
-    source.go.clear()
-    made.start(1)
-    threading.Timer(0.1, source.go.set).start()
-    made.settle()
-    assert source.steps
-    made.take(1, version=0)
-    made.settle()
+def test_a_resumed_run_draws_what_was_under_way_again(ahead, source):
+    ahead.take(1)
+    assert ahead.state() == {"position": 1}
+    ahead.settle(1)
+    assert len(source.steps) == 2
+    assert ahead.state() == {"position": 1}
+
+
+def test_in_turn_weights_are_synced_after_every_step(source):
+    rests = []
+    draws = DrawInTurn(source, source.sync, lambda: rests.append(1))
+    draws.begin(0)
+    for step in (1, 2):
+        drawn, metrics = draws.take(step)
+        assert versions(drawn) == {step - 1}
+        assert metrics == {}
+        assert draws.learned(step) == {"probe/gap_max": 0.0}
+        draws.settle(step)
+    assert source.syncs == [0, 1, 2]
+    assert len(rests) == 2
+
+
+def test_it_needs_an_engine_beside_the_policy():
+    with pytest.raises(ConfigError, match="one_step_off: got sampler='transformers'"):
+        GDPOConfig(one_step_off=True)

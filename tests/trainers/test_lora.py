@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from mrgym.errors import ConfigError
+from mrgym_trainers import GDPOTrainer
 from mrgym_trainers.gdpo.lora import add_adapter, merged_tensors
 from mrgym_trainers.gdpo.lora_config import LoRAConfig
+from mrgym_trainers.gdpo.policy import load_policy
 
 pytest.importorskip("peft", reason="peft is not installed: pip install 'mrgym[lora]'")
 
@@ -76,3 +78,35 @@ def test_names_that_fit_no_layer_are_refused(build):
 def test_dropout_is_refused():
     with pytest.raises(ConfigError, match="dropout"):
         LoRAConfig(dropout=0.1)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_run_trains_adapters_alone_and_resumes(
+    run, envs, small_config, read_metrics, tmp_path, temperature
+):
+    keys = {"lora": {"rank": 4}, "learning_rate": 1e-2, "temperature": temperature}
+    done = run(envs.Letters(), steps=3, **keys)
+    lines = read_metrics(done.folder)
+    assert all(line["mismatch/max_abs"] < 1e-4 for line in lines)
+    assert all(line["loss/grad_norm"] > 0 for line in lines)
+    final = done.folder / "checkpoints" / "step_000003"
+    files = {path.name for path in final.iterdir()}
+    assert "adapter_model.safetensors" in files
+    assert "model.safetensors" not in files
+    peft = pytest.importorskip("peft")
+    base = load_policy(done.trainer.config.model, device="cpu").model
+    loaded = peft.PeftModel.from_pretrained(base, final)
+    ids = torch.arange(10, 30)[None]
+    with torch.no_grad():
+        assert torch.allclose(loaded(ids).logits, done.trainer.policy.model(ids).logits, atol=1e-5)
+    half = run(envs.Letters(), out="half", steps=1, **keys)
+    more = small_config(steps=3, **keys)
+    resumed = GDPOTrainer(envs.Letters(), more, resume=half.folder)
+    resumed.train()
+    pairs = zip(resumed.policy.named_tensors(), done.trainer.policy.named_tensors(), strict=True)
+    assert all(torch.equal(a, b) for (_, a), (_, b) in pairs)
+
+
+def test_an_adapter_is_not_written_in_the_background(small_config):
+    with pytest.raises(ConfigError, match="checkpoint_async: got true with lora"):
+        small_config(lora={}, checkpoint_async=True)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 import mrgym
+from mrgym.wire import read_rollouts
 from mrgym_trainers import GDPOConfig, GDPOTrainer
 from mrgym_trainers.gdpo.policy import load_policy
 
@@ -63,3 +64,20 @@ def test_two_steps_of_a_real_language_model(tmp_path, smollm2, shared):
     assert all(line["probe/gap_max"] < 1e-3 for line in steps)
     assert all(line["mismatch/max_abs"] < 1e-3 for line in steps)
     assert all(line["loss/skipped"] == 0 and line["loss/grad_norm"] > 0 for line in steps)
+
+
+def test_a_step_off_and_with_an_adapter(tmp_path):
+    """The next batch is sampled meanwhile; the engine gets weights with the adapter added in."""
+    config = GDPOConfig(
+        sampler="vllm", vllm=SMALL, steps=4, eval_tasks=16, prompts_per_step=8, one_step_off=True,
+        lora={"rank": 8}, learning_rate=5e-3, rollouts_every=1, eval_every=2,
+    )  # fmt: skip
+    summary = GDPOTrainer("math_multi_reward", config, out=tmp_path / "run").train()
+    assert (summary["status"], summary["steps"]) == ("finished", 4)
+    steps = lines_of(tmp_path / "run", "train")
+    assert all(line["probe/gap_max"] < 1e-4 for line in steps if "probe/gap_max" in line)
+    assert steps[0]["mismatch/max_abs"] < 1e-4
+    assert all(line["mismatch/max_abs"] > 1e-3 for line in steps[1:])  # of older weights
+    for step in (2, 3, 4):
+        rollouts = read_rollouts(tmp_path / "run" / "rollouts" / f"step_{step:06d}.jsonl")
+        assert {rollout.policy_version for rollout in rollouts} == {step - 2}

@@ -1,67 +1,137 @@
-"""One step off: the next batch is sampled and scored while the policy learns from this one."""
+"""When groups are drawn and weights synced: in turn with learning, or one step ahead of it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from mrgym.errors import RolloutError
 from mrgym_trainers.gdpo.draw import Draw, GroupSource
 
-__all__ = ["DrawAhead"]
+__all__ = ["DrawAhead", "DrawInTurn"]
+
+Sync = Callable[[int], dict[str, float]]
+"""Gives the sampler the policy's weights under a version, and returns metrics."""
 
 
-class DrawAhead:
-    """Draws the groups of the next step in a thread.
-
-    Its completions are of weights one version older than those the step begins with, which is the
-    bound on staleness: :meth:`take` refuses older ones. The loss corrects for the difference by the
-    mismatch ratio, which is between the sampler's weights and the step's first ones.
+class DrawInTurn:
+    """Draws a step's groups when they are asked for; the sampler has the weights they begin with.
 
     Args:
         source: Draws the groups.
+        sync: Gives the sampler the policy's weights.
+        rest: Lets the sampler free memory until the next sync.
+    """
+
+    def __init__(self, source: GroupSource, sync: Sync, rest: Callable[[], None]) -> None:
+        self._source, self._sync, self._rest = source, sync, rest
+
+    def begin(self, step: int) -> None:
+        """Give the sampler the weights that the run begins with."""
+        self._sync(step)
+
+    def take(self, step: int) -> tuple[Draw, dict[str, float]]:
+        """Return the groups of a step, and metrics of a sync if there was one."""
+        drawn = self._source.draw(step)
+        self._rest()
+        return drawn, {}
+
+    def learned(self, step: int) -> dict[str, float]:
+        """Say that the policy has taken a step, and return metrics of the sync."""
+        return self._sync(step)
+
+    def settle(self, step: int) -> None:
+        """Make the sampler ready for something else, with the weights after a step."""
+
+    def state(self) -> dict[str, int]:
+        """Return where the drawing stands."""
+        return self._source.state()
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        """Go on from there."""
+        self._source.load_state(state)
+
+    def close(self) -> None:
+        """Nothing is being drawn."""
+
+
+class DrawAhead:
+    """Draws the next step's groups in a thread while the policy learns from this one's.
+
+    Its completions are of weights one version older than those the step begins with, which bounds
+    their staleness: :meth:`take` refuses older ones. The loss corrects for it by the mismatch
+    ratio, which is between the sampler's weights and the step's first ones.
+
+    Args:
+        source: Draws the groups.
+        sync: Gives the sampler the policy's weights.
+        last: The last step; none is drawn after it.
         staleness: Most versions a completion's weights may be behind.
     """
 
-    def __init__(self, source: GroupSource, *, staleness: int = 1) -> None:
-        self._source = source
-        self._staleness = staleness
+    def __init__(self, source: GroupSource, sync: Sync, *, last: int, staleness: int = 1) -> None:
+        self._source, self._sync, self._last, self._staleness = source, sync, last, staleness
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mrgym-ahead")
-        self._drawing: tuple[int, Future[Draw]] | None = None
+        self._drawing: Future[Draw] | None = None
+        self._state: dict[str, int] = source.state()
+        self._synced: int | None = None
 
-    def start(self, step: int) -> None:
-        """Begin to draw a step's groups; the sampler must not be touched until they are taken."""
-        self._drawing = step, self._thread.submit(self._source.draw, step)
+    def begin(self, step: int) -> None:
+        """Give the sampler the weights that the run begins with."""
+        self._fresh(step)
 
-    def take(self, step: int, version: int) -> Draw:
-        """Return the groups of a step, waiting for them if need be.
-
-        Args:
-            step: The step; its drawing must have been started.
-            version: The policy's version, which the staleness is counted from.
+    def take(self, step: int) -> tuple[Draw, dict[str, float]]:
+        """Return the groups of a step and metrics of the sync, and begin to draw the next ones.
 
         Raises:
             RolloutError: If a completion is of weights that are too old.
         """
-        if self._drawing is None or self._drawing[0] != step:
-            self.start(step)
-        assert self._drawing is not None
-        drawn = self._drawing[1].result()
+        drawn = self._source.draw(step) if self._drawing is None else self._drawing.result()
         self._drawing = None
-        oldest = min(
-            (r.policy_version for group in drawn.groups for r in group.rollouts), default=version
-        )
-        if version - oldest > self._staleness:
-            raise RolloutError(
-                f"step {step}: got completions of weights {version - oldest} versions old, "
-                f"expected at most {self._staleness}; the sampler missed a weight sync"
-            )
-        return drawn
+        self._check_age(drawn, step)
+        metrics = self._fresh(step - 1)
+        self._state = self._source.state()
+        if step < self._last:
+            self._drawing = self._thread.submit(self._source.draw, step + 1)
+        return drawn, metrics
 
-    def settle(self) -> None:
-        """Wait until nothing is being drawn, so that the sampler may be used for something else."""
+    def learned(self, step: int) -> dict[str, float]:
+        """Say that the policy has taken a step; its weights are synced when the next is taken."""
+        return {}
+
+    def settle(self, step: int) -> None:
+        """Wait until nothing is being drawn and give the sampler the weights after a step."""
         if self._drawing is not None:
-            self._drawing[1].exception()
+            self._drawing.exception()
+        self._fresh(step)
+
+    def state(self) -> dict[str, int]:
+        """Return where the drawing stood before what is being drawn now.
+
+        A run that is resumed draws that step anew, with newer weights: no task is lost.
+        """
+        return self._state
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        """Go on from there."""
+        self._source.load_state(state)
+        self._state = self._source.state()
 
     def close(self) -> None:
         """Wait for what is being drawn and end the thread."""
         self._thread.shutdown(cancel_futures=True)
+
+    def _fresh(self, version: int) -> dict[str, float]:
+        if self._synced == version:
+            return {}
+        self._synced = version
+        return self._sync(version)
+
+    def _check_age(self, drawn: Draw, step: int) -> None:
+        versions = [r.policy_version for group in drawn.groups for r in group.rollouts]
+        behind = step - 1 - min(versions, default=step - 1)
+        if behind > self._staleness:
+            raise RolloutError(
+                f"step {step}: got completions of weights {behind} versions old, expected at most "
+                f"{self._staleness}; the sampler missed a weight sync"
+            )

@@ -188,7 +188,10 @@ def _write_partial(partial: Path, snapshot: Snapshot, policy: Policy, ranks: Ran
 def _export(partial: Path, snapshot: Snapshot, policy: Policy) -> None:
     remove(partial)
     (partial / "state").mkdir(parents=True)
-    policy.model.save_pretrained(partial, state_dict=dict(snapshot.weights))
+    if policy.adapter is None:
+        policy.model.save_pretrained(partial, state_dict=dict(snapshot.weights))
+    else:
+        policy.adapter.save_pretrained(partial)
     snapshot.tokenizer.save_pretrained(partial)
     (partial / _RECORD).write_bytes(msgspec.json.encode(snapshot.record))
 

@@ -218,6 +218,24 @@ class GDPOConfig(Strict):
             )
         return self
 
+    @model_validator(mode="after")
+    def _adapters_are_written_at_once(self) -> Self:
+        if self.lora is not None and self.checkpoint_async:
+            raise ConfigError(
+                "GDPOConfig: checkpoint_async: got true with lora, expected false: an adapter is "
+                "small and written at once; leave one of them out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _engine_beside(self) -> Self:
+        if self.one_step_off and self.sampler != "vllm":
+            raise ConfigError(
+                f"GDPOConfig: one_step_off: got sampler={self.sampler!r}, expected 'vllm': the "
+                "policy cannot sample with weights that are being changed; set sampler=vllm"
+            )
+        return self
+
     def to_yaml(self) -> str:
         """Return the configuration as YAML: every key, of ``advantage`` those that were given.
 

@@ -110,11 +110,6 @@ class Policy:
         for name, tensor in merged_tensors(self.model) if merged else self.model.named_parameters():
             yield name, whole(tensor)
 
-    def save(self, folder: Path) -> None:
-        """Write model and tokenizer for Transformers and vLLM, or the adapter alone for peft."""
-        (self.model if self.adapter is None else self.adapter).save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
-
     def autocast(self, *, cache: bool = True) -> AbstractContextManager[Any]:
         """Return a context in which the model computes in ``compute_dtype``.
 

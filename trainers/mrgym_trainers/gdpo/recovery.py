@@ -14,8 +14,8 @@ import torch
 from mrgym.errors import ConfigError
 from mrgym.tasks import TaskSource
 from mrgym.text import TextEnv
+from mrgym_trainers.gdpo.ahead import DrawAhead, DrawInTurn
 from mrgym_trainers.gdpo.config import GDPOConfig
-from mrgym_trainers.gdpo.draw import GroupSource
 from mrgym_trainers.gdpo.keeper import CheckpointKeeper, check_best
 from mrgym_trainers.gdpo.policy import Policy
 from mrgym_trainers.gdpo.ranks import Ranks
@@ -66,7 +66,7 @@ class Recovery:
         self._resume, self._ranks = resume, ranks
         self._folder: RunFolder | None = None
         self._keeper: CheckpointKeeper | None = None
-        self._source: GroupSource | None = None
+        self._source: DrawInTurn | DrawAhead | None = None
         self._start = time.perf_counter()
         self.wall_before = 0.0
         if folder is None:
@@ -82,7 +82,7 @@ class Recovery:
         self,
         folder: RunFolder | None,
         optimizer: torch.optim.Optimizer,
-        source: GroupSource,
+        source: DrawInTurn | DrawAhead,
         control: torch.Generator,
     ) -> tuple[RunState, list[dict[str, Any]]]:
         """Bring everything to where the run stood, and return that with the metrics so far.

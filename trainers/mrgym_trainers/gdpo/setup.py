@@ -6,6 +6,8 @@ import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import torch
+
 from mrgym.env import MultiRewardEnv
 from mrgym.errors import ConfigError, closest
 from mrgym.registry import make

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from mrgym.evaluate import component_means
 from mrgym.rollout import Group, Rollout, check_error_rate
 from mrgym.scoring import Scorer
 from mrgym_trainers.advantages import AdvantageResult, compute_advantages
+from mrgym_trainers.gdpo.ahead import DrawAhead, DrawInTurn
 from mrgym_trainers.gdpo.batch import build_batch
 from mrgym_trainers.gdpo.config import GDPOConfig
 from mrgym_trainers.gdpo.control import shuffled_scores
@@ -106,6 +107,7 @@ class GDPOTrainer:
         self._scorer: Scorer = TimedScorer(make_scorer(self.config), self.watch)
         self._progress = progress and self.ranks.first
         self._trained = self._complete = False
+        self._own_sampler = self.config.sampler == "transformers"
         self._completions = 0
         self._steps_done = 0
         self._estimator_state: dict[str, float] = {}
@@ -160,32 +162,45 @@ class GDPOTrainer:
             sampler.close()
 
     def _run_steps(self, sampler: Any, view: ProgressView) -> None:
-        """The loop."""
+        """Make what the loop needs, and end it however the loop ends."""
         config = self.config
-        own_sampler = config.sampler == "transformers"
-        loss_config = config.loss.resolved(own_sampler=own_sampler)
         optimizer = make_optimizer(self.policy, config)
-        reference = load_reference(config, self.ranks)
         source = self._group_source(timed_sampler(sampler, self.watch))
-        probe = None if own_sampler else self._probe(sampler)
+        probe = None if self._own_sampler else self._probe(sampler)
         control = torch.Generator().manual_seed(config.seed)
         self.eval_tasks = PromptFilter(self.env, sampler, config).fitting(self.eval_tasks)
-        run, self.history = self.recovery.begin(self.folder, optimizer, source, control)
+        draws = self._draws(source, partial(self._sync, sampler, probe), sampler)
+        try:
+            self._learn(sampler, draws, optimizer, control, view)
+        finally:
+            draws.close()
+
+    def _learn(
+        self,
+        sampler: Any,
+        draws: DrawInTurn | DrawAhead,
+        optimizer: torch.optim.Optimizer,
+        control: torch.Generator,
+        view: ProgressView,
+    ) -> None:
+        """The loop."""
+        config = self.config
+        loss_config = config.loss.resolved(own_sampler=self._own_sampler)
+        reference = load_reference(config, self.ranks)
+        run, self.history = self.recovery.begin(self.folder, optimizer, draws, control)
         self._steps_done, self._completions = run.step, run.completions
         self._estimator_state = run.estimator
-        self._sync(sampler, probe, run.step)
+        draws.begin(run.step)
         self._complete = run.evaluated and run.step == config.steps
         if not run.evaluated:
-            self._end_step(sampler, view, run.step)
+            self._end_step(sampler, draws, view, run.step)
         self.recovery.stopping.begin()
         for step in range(run.step + 1, config.steps + 1):
             if self.ranks.any(self.recovery.stopping.due()):
                 break
             with self.watch("step"):
                 with self.watch("draw"):
-                    drawn = source.draw(step)
-                if not own_sampler:
-                    sampler.rest()
+                    drawn, synced = draws.take(step)
                 batch = self._batch(drawn.groups)
                 if config.shuffle_rewards:
                     batch = shuffled_scores(batch, control)
@@ -205,19 +220,22 @@ class GDPOTrainer:
                         loss_config=loss_config,
                         ranks=self.ranks,
                     )
-                losses |= self._sync(sampler, probe, step)
+                losses |= synced | draws.learned(step)
             self._completions += drawn.completions
             self._report_step(view, step, drawn, batch, advantages, losses)
             self._store_rollouts(step, rollouts, advantages)
-            self._end_step(sampler, view, step)
+            self._end_step(sampler, draws, view, step)
 
-    def _end_step(self, sampler: Any, view: ProgressView, step: int) -> None:
+    def _end_step(
+        self, sampler: Any, draws: DrawInTurn | DrawAhead, view: ProgressView, step: int
+    ) -> None:
         """Evaluate and write a checkpoint where they are due."""
         config = self.config
         due = step % config.eval_every == 0 or step == config.steps
         self._mark(step, evaluated=not due)
         best = False
         if due and not (step and self.ranks.any(self.recovery.stopping.reason is not None)):
+            draws.settle(step)
             best = self._evaluate(sampler, view, step=step)
             self._mark(step, evaluated=True)
         if best or (step and config.checkpoint_every and step % config.checkpoint_every == 0):
@@ -245,6 +263,13 @@ class GDPOTrainer:
             self.ranks.channel(),
         )
 
+    def _draws(
+        self, source: GroupSource, sync: Callable[[int], dict[str, float]], sampler: Any
+    ) -> DrawInTurn | DrawAhead:
+        if self.config.one_step_off:
+            return DrawAhead(source, sync, last=self.config.steps)
+        return DrawInTurn(source, sync, _nothing if self._own_sampler else sampler.rest)
+
     def _probe(self, sampler: Any) -> LogprobProbe:
         fitting = PromptFilter(self.env, sampler, self.config)
         tasks = self.train_tasks[: max(self.config.probe.completions, 1) * 4]
@@ -254,7 +279,8 @@ class GDPOTrainer:
     def _sync(self, sampler: Any, probe: LogprobProbe | None, step: int) -> dict[str, float]:
         """Let the sampler have the policy's weights, and prove that it has."""
         with self.watch("sync"), self.ranks.answering("syncing weights"):
-            sampler.update_weights(self.policy.named_tensors(), step)
+            shared = self._own_sampler and self.ranks.world == 1
+            sampler.update_weights(() if shared else self.policy.named_tensors(), step)
             self.ranks.agree(None)  # what one rank sends to shared servers, all wait for
         if probe is None:
             return {}
@@ -360,6 +386,10 @@ class GDPOTrainer:
 
 def _open_folder(path: Path | None, *, overwrite: bool, resume: bool) -> RunFolder | None:
     return None if path is None else RunFolder(path, overwrite=overwrite, resume=resume)
+
+
+def _nothing() -> None:
+    return
 
 
 def _set_learning_rate(optimizer: torch.optim.Optimizer, step: int, config: GDPOConfig) -> None:
