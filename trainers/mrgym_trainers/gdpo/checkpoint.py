@@ -191,7 +191,8 @@ def _export(partial: Path, snapshot: Snapshot, policy: Policy) -> None:
     if policy.adapter is None:
         policy.model.save_pretrained(partial, state_dict=dict(snapshot.weights))
     else:
-        policy.adapter.save_pretrained(partial)
+        weights = {f"base_model.model.{name}": tensor for name, tensor in snapshot.weights.items()}
+        policy.adapter.save_pretrained(partial, state_dict=weights)
     snapshot.tokenizer.save_pretrained(partial)
     (partial / _RECORD).write_bytes(msgspec.json.encode(snapshot.record))
 

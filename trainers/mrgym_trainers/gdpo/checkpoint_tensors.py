@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from mrgym.errors import ConfigError
-from mrgym_trainers.gdpo.policy import Policy
+from mrgym_trainers.gdpo.policy import Policy, whole
 from mrgym_trainers.gdpo.ranks import Ranks
 
 __all__ = ["copied", "load_tensors", "save_tensors", "trainer_tensors", "whole_weights", "why"]
@@ -32,8 +32,11 @@ def whole_weights(policy: Policy, *, keep: bool) -> dict[str, Tensor]:
         policy: The policy; every rank must call this.
         keep: Whether this rank wants them.
     """
-    weights = {}
-    for name, weight in policy.named_tensors():
+    weights, named = {}, policy.named_tensors()
+    if policy.adapter is not None:  # of which the adapter's alone are written
+        learning = policy.model.named_parameters()
+        named = ((name, whole(weight)) for name, weight in learning if weight.requires_grad)
+    for name, weight in named:
         if keep:
             weights[name] = weight.detach().cpu()
     buffers = {name for name, _ in policy.model.named_buffers()}
