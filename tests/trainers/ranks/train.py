@@ -125,8 +125,7 @@ def main():
             (out / f"{name}-{RANK}.json").write_text(json.dumps(trainer.history))
     except mrgym.MrgymError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        sys.stderr.flush()
-        os._exit(3)  # a group that is broken must not keep the process
+        sys.exit(3)
 
 
 if __name__ == "__main__":

@@ -187,7 +187,8 @@ class GDPOTrainer:
         config = self.config
         loss_config = config.loss.resolved(own_sampler=self._own_sampler)
         reference = load_reference(config, self.ranks)
-        run, self.history = self.recovery.begin(self.folder, optimizer, draws, control)
+        run, history = self.recovery.begin(self.folder, optimizer, draws, control)
+        self.history += history
         self._steps_done, self._completions = run.step, run.completions
         self._estimator_state = run.estimator
         draws.begin(run.step)
