@@ -23,6 +23,7 @@ from mrgym_trainers.gdpo.batch import micro_batches
 from mrgym_trainers.gdpo.exchange import _decode, _encode
 from mrgym_trainers.gdpo.ranks import Ranks, cut, start_ranks
 from mrgym_trainers.gdpo.shares import idle_rollout, in_step, own_rows
+from mrgym_trainers.tiny_policy import tiny_policy_path
 
 SCRIPT = Path(__file__).with_name("ranks") / "train.py"
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -212,6 +213,37 @@ def test_the_command_runs_under_torchrun(small_model, start, tmp_path):
     assert [json.loads(line)["kind"] for line in metrics] == ["eval", "eval", "train"] + [
         "eval"
     ] * 2
+
+
+@pytest.mark.slow
+def test_one_rank_goes_on_with_the_run_of_two(start, tmp_path):
+    settings = [
+        f"{key}={value}"
+        for key, value in config(
+            "tiny", lr_schedule="constant", max_completion_tokens=36, learning_rate=1e-3
+        ).items()
+    ]
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    train = ["-m", "mrgym", "train"]
+    begin = [*train, "math_multi_reward", *settings, "--json", "--out"]
+    commands = (
+        [*launcher, *begin, tmp_path / "resumed", "steps=2"],
+        [*train, "--resume", tmp_path / "resumed", "steps=4", "--json"],
+        [*begin, tmp_path / "whole", "steps=4"],
+    )
+    for command in commands:
+        [(code, _, err)] = finish(start(1, *command))
+        assert code == 0, err
+    whole, resumed = (tmp_path / name for name in ("whole", "resumed"))
+    for step in (1, 2, 3, 4):
+        name = f"rollouts/step_{step:06d}.jsonl"
+        ids = [[r.token_ids for r in read_rollouts(run / name)] for run in (whole, resumed)]
+        assert ids[0] == ids[1], step
+    weights = "checkpoints/step_000004/model.safetensors"
+    one, many = (load_file(run / weights) for run in (whole, resumed))
+    assert all(torch.allclose(one[name], many[name], rtol=0, atol=1e-5) for name in one)
+    begun = load_file(tiny_policy_path() / "model.safetensors")
+    assert any((many[name] - begun[name]).abs().max() > 1e-4 for name in begun)
 
 
 # --- parts, in one process -----------------------------------------------------------------------
