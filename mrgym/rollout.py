@@ -214,7 +214,15 @@ def run_groups(
             _play(env, scorer, turn, sampler, on_score_error)
         episodes = [episode for episode in episodes if not episode.over]
         prompts, width = [episode.prompt for episode in episodes], 1
+        params = _next_turn(params)
     return groups
+
+
+def _next_turn(params: SamplingParams) -> SamplingParams:
+    """Return the same with another seed, for samplers that know no seeds of prompts."""
+    if params.seed is None:
+        return params
+    return msgspec.structs.replace(params, seed=mix(params.seed, 1))
 
 
 def check_error_rate(groups: Iterable[Group], ceiling: float) -> float:
