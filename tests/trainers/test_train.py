@@ -563,3 +563,14 @@ def test_a_weight_of_an_unknown_component_is_refused_before_the_model_is_loaded(
     config = GDPOConfig(model="/no/such/model", weights={"nope": 1.0})
     with pytest.raises(ConfigError, match="nope"):
         GDPOTrainer(envs.Letters(), config)
+
+
+def test_a_reference_with_other_tokens_is_refused(run, envs, build, tmp_path):
+    """Its log-probabilities would be of other words, and the KL term a number without meaning."""
+    other = build.tokenizer(bos=True)
+    other.add_tokens(["<extra>"])
+    folder = tmp_path / "other"
+    build.model(other).save_pretrained(folder)
+    other.save_pretrained(folder)
+    with pytest.raises(ConfigError, match=r"reference_model: got .* with another vocabulary"):
+        run(envs.Letters(), loss={"kl_coef": 0.1}, reference_model=str(folder))

@@ -187,7 +187,7 @@ class GroupSource:
                 break
         counts = {
             "groups/drawn": float(len(drawn)),
-            "groups/dropped": float(len(drawn) - len(kept)),
+            "groups/dropped": float(len(drawn) - len(kept or groups)),
             "groups/refills": float(attempt),
             "prompts/dropped": float(self._prompts_dropped),
         }

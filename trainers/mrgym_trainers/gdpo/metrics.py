@@ -40,7 +40,8 @@ def reward_metrics(batch: Mapping[str, Tensor], weights: Mapping[str, float]) ->
         out |= _mean_and_std(reward_key(name), scores_B[present_B])
         out[f"{present_key(name)}/frac"] = _mean(present_B[valid_B].double())
     out |= _mean_and_std("reward", plain_B[valid_B])
-    out["reward_weighted/mean"] = _mean(weighted_B[valid_B])
+    if valid_B.any():
+        out["reward_weighted/mean"] = _mean(weighted_B[valid_B])
     return out
 
 

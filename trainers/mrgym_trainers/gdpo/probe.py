@@ -40,7 +40,8 @@ class LogprobProbe:
     ) -> None:
         self._ranks = ranks or Ranks()
         self._policy, self._sampler, self._config = policy, sampler, config
-        self._prompts = [prompts[i % len(prompts)] for i in range(config.probe.completions)]
+        count = config.probe.completions if prompts else 0
+        self._prompts = [prompts[i % len(prompts)] for i in range(count)]
         self._limit = config.probe.limit(config.dtype)
 
     def check(self, version: int) -> dict[str, float]:

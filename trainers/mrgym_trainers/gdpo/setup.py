@@ -96,8 +96,14 @@ def load_trained(config: GDPOConfig, ranks: Ranks | None = None) -> Policy:
     return _spread(policy, config, ranks)
 
 
-def load_reference(config: GDPOConfig, ranks: Ranks | None = None) -> Policy | None:
-    """Return the frozen policy of the KL term, if the loss has one, spread over the ranks."""
+def load_reference(
+    config: GDPOConfig, ranks: Ranks | None = None, tokenizer: Any = None
+) -> Policy | None:
+    """Return the frozen policy of the KL term, if the loss has one, spread over the ranks.
+
+    Raises:
+        ConfigError: If its tokens are not those of the policy's tokenizer.
+    """
     if config.loss.kl_coef == 0:
         return None
     ranks = ranks or Ranks()
@@ -107,6 +113,12 @@ def load_reference(config: GDPOConfig, ranks: Ranks | None = None) -> Policy | N
         dtype=config.dtype,
         master_weights=False,
     )
+    if tokenizer is not None and reference.tokenizer.get_vocab() != tokenizer.get_vocab():
+        raise ConfigError(
+            f"reference_model: got {reference.name!r} with another vocabulary than "
+            f"{config.model!r}, expected the same tokens under the same ids; take a reference of "
+            "the policy's family"
+        )
     reference.model.requires_grad_(False)
     return _spread(reference, config, ranks)
 

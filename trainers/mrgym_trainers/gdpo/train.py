@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +187,7 @@ class GDPOTrainer:
         """The loop."""
         config = self.config
         loss_config = config.loss.resolved(own_sampler=self._own_sampler)
-        reference = load_reference(config, self.ranks)
+        reference = load_reference(config, self.ranks, self.policy.tokenizer)
         run, history = self.recovery.begin(self.folder, optimizer, draws, control)
         self.history += history
         self._steps_done, self._completions = run.step, run.completions
@@ -273,8 +274,8 @@ class GDPOTrainer:
 
     def _probe(self, sampler: Any) -> LogprobProbe:
         fitting = PromptFilter(self.env, sampler, self.config)
-        tasks = self.train_tasks[: max(self.config.probe.completions, 1) * 4]
-        prompts = [prompt for task in tasks if (prompt := fitting.prompt(task)) is not None]
+        fit = (prompt for task in self.train_tasks if (prompt := fitting.prompt(task)) is not None)
+        prompts = [*islice(fit, max(self.config.probe.completions, 1))]
         return LogprobProbe(self.policy, sampler, prompts, self.config, self.ranks)
 
     def _sync(self, sampler: Any, probe: LogprobProbe | None, step: int) -> dict[str, float]:
