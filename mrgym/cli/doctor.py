@@ -142,7 +142,7 @@ def _notes(machine: Machine, gpus: Gpus, packages: Mapping[str, str]) -> Iterato
     if gpus.nvidia_smi and "torch" in packages and gpus.torch_cuda is None:
         yield (
             f"torch: got a build without CUDA beside {len(gpus.nvidia_smi)} NVIDIA GPUs, expected "
-            "one with it; pip install --force-reinstall torch --index-url https://pypi.org/simple"
+            "one with it; install torch anew, from where it has a build for CUDA"
         )
     if machine.shm_gib is not None and machine.shm_gib < _SMALL_SHM_GIB:
         yield (
