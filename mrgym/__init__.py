@@ -1,6 +1,7 @@
 """mrgym: environments that emit several named rewards, checked.
 
-Read in this order: components, env, text, check, sampler, rollout; then ``mrgym_trainers``.
+Read in this order: components, env, text, check, sampler, rollout, score; then
+``mrgym_trainers``, ``adapters`` and ``server``.
 """
 
 from mrgym.check import check_env
@@ -23,6 +24,7 @@ from mrgym.functions import from_functions, from_verifier
 from mrgym.registry import list_envs, make, make_vec, register, spec
 from mrgym.rollout import Rollout, run_group, run_groups
 from mrgym.sampler import Completion, OpenAISampler, SamplingParams, ScriptedSampler
+from mrgym.score import score_completions
 from mrgym.scoring import component
 from mrgym.tasks import Task, TaskSource
 from mrgym.text import MultiTurnEnv, SingleTurnEnv, State
@@ -67,6 +69,7 @@ __all__ = [
     "reward_key",
     "run_group",
     "run_groups",
+    "score_completions",
     "spec",
 ]
 

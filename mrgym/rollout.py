@@ -187,11 +187,7 @@ def run_groups(
         RolloutError: With ``"floor"``, if a component has no finite least score; or for an
             unknown ``on_score_error``.
     """
-    if on_score_error not in ("mask", "raise", "floor"):
-        raise RolloutError(
-            f"run_groups: got on_score_error={on_score_error!r}, expected 'mask', 'raise' or "
-            "'floor'; name one of them"
-        )
+    _check_policy(on_score_error)
     scorer = scorer or InlineScorer()
     prompts = [
         _seeded(_encoded(prompt, sampler), params, first_group + g)
@@ -223,6 +219,14 @@ def _next_turn(params: SamplingParams) -> SamplingParams:
     if params.seed is None:
         return params
     return msgspec.structs.replace(params, seed=mix(params.seed, 1))
+
+
+def _check_policy(on_score_error: object) -> None:
+    if on_score_error not in ("mask", "raise", "floor"):
+        raise RolloutError(
+            f"rollouts: got on_score_error={on_score_error!r}, expected 'mask', 'raise' or "
+            "'floor'; name one of them"
+        )
 
 
 def check_error_rate(groups: Iterable[Group], ceiling: float) -> float:

@@ -1,0 +1,91 @@
+"""What adapters share: taking an environment by name, and refusing what a peer would lose."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Collection
+from types import ModuleType
+from typing import Any
+
+from mrgym.env import MultiRewardEnv
+from mrgym.errors import MissingExtraError, RewardDefinitionError
+from mrgym.registry import make
+from mrgym.text import TextEnv
+
+__all__ = ["need", "no_abstention", "no_clash", "resolve", "text_env"]
+
+
+def need(module: str, extra: str) -> ModuleType:
+    """Return a peer's module.
+
+    Raises:
+        MissingExtraError: If it is not installed; names the extra to install.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        if (error.name or package).partition(".")[0] != package:
+            raise  # the peer is there, but something it imports is not
+        raise MissingExtraError(package, extra) from error
+
+
+def resolve(env: MultiRewardEnv[Any, Any] | str, **kwargs: Any) -> MultiRewardEnv[Any, Any]:
+    """Return an environment, made here where its id (or ``"pkg.module:Class"``) is given."""
+    return make(env, **kwargs) if isinstance(env, str) else env
+
+
+def text_env(
+    env: MultiRewardEnv[Any, Any] | str, peer: str, *, single_turn: bool = False, **kwargs: Any
+) -> TextEnv:
+    """Return a text environment that a peer can use.
+
+    Args:
+        env: The environment, or its id.
+        peer: How error messages call the peer.
+        single_turn: Whether the peer knows one completion a task only.
+        **kwargs: Arguments of the environment, where an id is given.
+
+    Raises:
+        RewardDefinitionError: If it is no text environment, or has several turns and may not.
+    """
+    made = resolve(env, **kwargs)
+    if not isinstance(made, TextEnv):
+        raise RewardDefinitionError(
+            f"{peer}: got {type(made).__name__}, expected a text environment (its completions are "
+            "what is scored); subclass mrgym.SingleTurnEnv or mrgym.MultiTurnEnv"
+        )
+    if single_turn and made.max_turns > 1:
+        raise RewardDefinitionError(
+            f"{peer}: got {made.contract_name} with up to {made.max_turns} turns, expected one "
+            f"completion a task, all that {peer} scores here; use the bundled trainer for turns"
+        )
+    return made
+
+
+def no_abstention(env: MultiRewardEnv[Any, Any], peer: str, instead: str) -> None:
+    """Refuse components that may abstain, where a peer has no way to leave one out.
+
+    Raises:
+        RewardDefinitionError: With their names, and what the peer makes of them ``instead``.
+    """
+    optional = [name for name, component in env._declared().items() if component.optional]
+    if optional:
+        raise RewardDefinitionError(
+            f"{peer}: got optional components {optional} of {env.contract_name}, expected scores "
+            f"that are always there, because {instead}; declare them without optional=True"
+        )
+
+
+def no_clash(env: MultiRewardEnv[Any, Any], peer: str, taken: Collection[str]) -> None:
+    """Refuse component names that a peer uses for something else.
+
+    Raises:
+        RewardDefinitionError: With those names.
+    """
+    clashing = sorted({*env._declared()} & {*taken})
+    if clashing:
+        raise RewardDefinitionError(
+            f"{peer}: got components {clashing} of {env.contract_name}, expected other names, "
+            f"because {peer} uses these itself and would lose the scores; rename them"
+        )
