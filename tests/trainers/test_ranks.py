@@ -38,7 +38,8 @@ def free_port():
 
 def environment(rank, world, port):
     """Return the variables of a rank, as torchrun or Slurm sets them; none for one rank."""
-    base = {k: v for k, v in os.environ.items() if k not in VARIABLES} | {"OMP_NUM_THREADS": "1"}
+    base = {k: v for k, v in os.environ.items() if k not in VARIABLES}
+    base |= {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     if world == 1:
         return base
     numbers = (str(rank), str(world), str(rank), "127.0.0.1", port)
@@ -189,7 +190,8 @@ def test_a_rank_that_dies_ends_the_run_of_all(env, small_model, start, tmp_path)
     assert code == 3, err
     if env == "Faulty":  # both end with the one's error
         assert "RewardContractError: rank 1: Faulty" in err
-        assert finish([last])[0][0] == 3
+        [(code, _, err)] = finish([last])
+        assert code == 3, err
         return
     assert "RankError: rank 0 of 2, gathering" in err
     assert "within 20 s; a rank has died or hangs" in err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -128,6 +128,8 @@ class Ranks:
             return
         told = None if error is None else (type(error).__name__, str(error))
         answers = [msgspec.msgpack.decode(m) for m in self.gather(msgspec.msgpack.encode(told))]
+        if any(answer is not None for answer in answers):
+            self._meet()  # a rank that ended at once would cut the others off in the middle of this
         for rank, answer in enumerate(answers):
             if answer is not None and rank == self.rank and error is not None:
                 raise error
@@ -186,9 +188,17 @@ class Ranks:
     def close(self) -> None:
         """End the group, once every rank is here."""
         if self.owner and dist.is_initialized():
-            with self.answering("ending the run"):
-                dist.barrier(group=self.group)
+            self._meet()
             dist.destroy_process_group()
+
+    def leave(self) -> None:
+        """End this rank's part of the group without waiting: the others may be gone already.
+
+        What is left to the end of the process may abort it, and hide the error's exit code.
+        """
+        if self.owner and dist.is_initialized() and dist.get_backend() == "gloo":
+            with suppress(RuntimeError):
+                dist.destroy_process_group()
 
     @contextmanager
     def answering(self, doing: str) -> Iterator[None]:
@@ -207,6 +217,10 @@ class Ranks:
                 f"rank to answer within {self.timeout:g} s; a rank has died or hangs (look at its "
                 "own output), or is slower than ranks_timeout allows"
             ) from error
+
+    def _meet(self) -> None:
+        with self.answering("ending the run"):
+            dist.barrier(group=self.group)
 
     def _reduce(self, numbers: Tensor, how: str) -> None:
         op = dist.ReduceOp.SUM if how == "sum" else dist.ReduceOp.MAX

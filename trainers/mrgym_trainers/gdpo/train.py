@@ -383,6 +383,8 @@ class GDPOTrainer:
             self.folder.write_summary(summary)
         if status in ("finished", "stopped"):
             self.ranks.close()
+        else:
+            self.ranks.leave()
         return summary
 
 
