@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 
 import pytest
 
@@ -11,6 +12,7 @@ from mrgym.rollout import Group, Rollout
 from mrgym_trainers.gdpo.ahead import DrawAhead, DrawInTurn
 from mrgym_trainers.gdpo.config import GDPOConfig
 from mrgym_trainers.gdpo.draw import Draw
+from mrgym_trainers.gdpo.timing import Stopwatch
 
 
 class Source:
@@ -28,6 +30,9 @@ class Source:
         self.steps.append((step, threading.current_thread().name.partition("_")[0]))
         rollout = Rollout("t", step, 0, policy_version=self.version)
         return Draw([Group(step, "t", [rollout])])
+
+    def prepared(self, step):
+        return lambda: self.draw(step)
 
     def sync(self, version):
         self.version = version
@@ -133,3 +138,49 @@ def test_in_turn_weights_are_synced_after_every_step(source):
 def test_it_needs_an_engine_beside_the_policy():
     with pytest.raises(ConfigError, match="one_step_off: got sampler='transformers'"):
         GDPOConfig(one_step_off=True)
+
+
+def test_metrics_of_a_sync_before_an_evaluation_are_of_the_next_step(ahead, source):
+    ahead.take(1)
+    ahead.learned(1)
+    ahead.settle(1)  # synced here, so taking the next step syncs no more
+    _, metrics = ahead.take(2)
+    assert metrics == {"probe/gap_max": 0.0}
+    assert source.syncs == [0, 1]
+
+
+class OpenWatch(Stopwatch):
+    """Knows which phases are being measured."""
+
+    def __init__(self):
+        super().__init__()
+        self.open = []
+
+    @contextmanager
+    def __call__(self, name):
+        self.open.append(name)
+        with super().__call__(name):
+            yield
+        self.open.remove(name)
+
+
+def test_a_sync_is_no_part_of_the_wait_for_groups(source):
+    watch, during = OpenWatch(), []
+
+    def sync(version):
+        during.append([*watch.open])
+        with watch("sync"):
+            return source.sync(version)
+
+    made = DrawAhead(source, sync, last=3, watch=watch)
+    made.begin(0)
+    for step in (1, 2):
+        made.take(step)
+        made.learned(step)
+    assert during == [[], []]
+    assert watch.seconds.keys() == {"draw", "sync"}
+    spent = watch.seconds["sync"]
+    made.settle(2)  # between steps: of no step
+    assert len(during) == 3
+    assert watch.seconds["sync"] == spent
+    made.close()

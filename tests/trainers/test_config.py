@@ -110,6 +110,28 @@ def test_a_loss_that_cannot_work_is_refused_by_name(keys, words):
     refused(words, lambda: LossConfig(**keys))
 
 
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (
+            {"sampler": "vllm", "vllm": {"max_model_len": 256}, "max_completion_tokens": 256},
+            "vllm.max_model_len: got 256, expected more than max_completion_tokens=256",
+        ),
+        ({"reference_model": "other"}, "reference_model: got 'other' with loss.kl_coef=0"),
+    ],
+)
+def test_keys_that_do_not_go_together_are_refused_by_name(keys, words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        GDPOConfig(**keys)
+
+
+def test_a_constraint_on_an_unknown_component_is_refused_before_anything_is_loaded(envs):
+    advantage = {"estimator": "lagrangian", "constraints": {"brif": {"at_least": 0.5}}}
+    config = GDPOConfig(model="no/such/model", advantage=advantage)
+    with pytest.raises(ConfigError, match=r"constraints: got 'brif', .* did you mean"):
+        GDPOTrainer(envs.Letters(), config)
+
+
 @pytest.mark.parametrize("betas", [[0.9], [0.9, 1.0], [-0.1, 0.9], 0.9])
 def test_betas_that_cannot_work_are_refused(betas):
     refused("GDPOConfig: adam_betas", lambda: GDPOConfig(adam_betas=betas))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 import mrgym
-from mrgym.errors import ScoreError, TaskError
+from mrgym.errors import ConfigError, ScoreError, TaskError
 from mrgym.sampler import Completion
 from mrgym.scoring import InlineScorer
 from mrgym_trainers.gdpo.config import GDPOConfig
@@ -72,7 +73,7 @@ def source():
         )
         env, sampler = env or Numbered(), sampler or Counting()
         order = TaskOrder(env.task_source("train"), config.seed)
-        made = GroupSource(env, sampler, InlineScorer(), order, config, signal)
+        made = GroupSource(env, sampler, InlineScorer(), order, config, lambda: signal)
         return SimpleNamespace(source=made, sampler=sampler, order=order)
 
     return make
@@ -198,3 +199,24 @@ def test_failures_are_counted_over_all_that_was_drawn(source):
 
     with pytest.raises(ScoreError, match="8 failures in 8"):
         source(env=Failing(), dynamic_sampling=True).source.draw(1)
+
+
+def test_what_carries_signal_is_judged_as_it_stood_when_drawing_began(source):
+    made = source(dynamic_sampling=True, max_refills=1)
+    informative = [1]
+    made.source._signal = lambda: partial(first_of, informative[0])
+    draw = made.source.prepared(1)
+    informative[0] = 3
+    assert draw().counts["groups/dropped"] == 5
+    assert made.source.draw(2).counts["groups/dropped"] == 1
+
+
+def first_of(count, groups):
+    return [i < count for i in range(len(groups))]
+
+
+def test_a_context_that_leaves_no_room_for_a_prompt_is_refused(source):
+    sampler = Counting()
+    sampler.context_length = 512
+    with pytest.raises(ConfigError, match=r"max_completion_tokens: got 5000, .* 512 tokens"):
+        source(sampler=sampler, max_completion_tokens=5000)

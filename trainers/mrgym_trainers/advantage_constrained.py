@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -15,7 +15,7 @@ from mrgym_trainers.score_batch import Estimate, ScoreBatch, weighted_sum
 if TYPE_CHECKING:
     from mrgym_trainers.advantage_config import AdvantageConfig, Constraint
 
-__all__ = ["MULTIPLIER", "lagrangian"]
+__all__ = ["MULTIPLIER", "constraints_of", "lagrangian"]
 
 MULTIPLIER: Final = "multiplier/"
 """Prefix of a constraint's multiplier in the state."""
@@ -34,7 +34,7 @@ def lagrangian(batch: ScoreBatch, config: AdvantageConfig) -> Estimate:
         ConfigError: The state is missing or not this estimator's, or a constraint names no
             component, or every component is constrained.
     """
-    constraints = _constraints(batch, config)
+    constraints = constraints_of(batch.names, config)
     multipliers = _multipliers(batch.state, constraints)
     rows = [batch.names.index(name) for name in constraints]
     satisfied_MB = _satisfied(batch, constraints, rows)
@@ -56,20 +56,24 @@ def lagrangian(batch: ScoreBatch, config: AdvantageConfig) -> Estimate:
     return Estimate(weighted_sum(terms_KB, weights_K), state=state, metrics=metrics)
 
 
-def _constraints(batch: ScoreBatch, config: AdvantageConfig) -> dict[str, Constraint]:
-    """Return the constraints, checked against the components, in the order of their names."""
+def constraints_of(names: Sequence[str], config: AdvantageConfig) -> dict[str, Constraint]:
+    """Return the constraints on the components of these names, in their order.
+
+    Raises:
+        ConfigError: If one is on an unknown component, or none is left that is maximised.
+    """
     given = config.constraints or {}
-    for name in sorted(set(given) - set(batch.names)):
+    for name in sorted(set(given) - set(names)):
         raise ConfigError(
-            f"AdvantageConfig: constraints: got {name!r}, expected one of {list(batch.names)}"
-            + (closest(name, batch.names) or "; constrain components of the environment")
+            f"AdvantageConfig: constraints: got {name!r}, expected one of {list(names)}"
+            + (closest(name, names) or "; constrain components of the environment")
         )
-    if len(given) == len(batch.names):
+    if given and len(given) == len(names):
         raise ConfigError(
-            f"AdvantageConfig: constraints: got one for every component {list(batch.names)}, "
+            f"AdvantageConfig: constraints: got one for every component {list(names)}, "
             "expected a component that is maximised; drop a constraint"
         )
-    return {name: given[name] for name in batch.names if name in given}
+    return {name: given[name] for name in names if name in given}
 
 
 def _multipliers(

@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from mrgym.errors import RolloutError
 from mrgym_trainers.gdpo.draw import Draw, GroupSource
+from mrgym_trainers.gdpo.timing import Stopwatch
 
 __all__ = ["DrawAhead", "DrawInTurn"]
 
@@ -21,10 +22,18 @@ class DrawInTurn:
         source: Draws the groups.
         sync: Gives the sampler the policy's weights.
         rest: Lets the sampler free memory until the next sync.
+        watch: Is told how long drawing took, as ``draw``.
     """
 
-    def __init__(self, source: GroupSource, sync: Sync, rest: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        source: GroupSource,
+        sync: Sync,
+        rest: Callable[[], None],
+        watch: Stopwatch | None = None,
+    ) -> None:
         self._source, self._sync, self._rest = source, sync, rest
+        self._watch = watch or Stopwatch()
 
     def begin(self, step: int) -> None:
         """Give the sampler the weights that the run begins with."""
@@ -32,8 +41,9 @@ class DrawInTurn:
 
     def take(self, step: int) -> tuple[Draw, dict[str, float]]:
         """Return the groups of a step, and metrics of a sync if there was one."""
-        drawn = self._source.draw(step)
-        self._rest()
+        with self._watch("draw"):
+            drawn = self._source.draw(step)
+            self._rest()
         return drawn, {}
 
     def learned(self, step: int) -> dict[str, float]:
@@ -67,10 +77,21 @@ class DrawAhead:
         sync: Gives the sampler the policy's weights.
         last: The last step; none is drawn after it.
         staleness: Most versions a completion's weights may be behind.
+        watch: Is told how long the policy waited for groups, as ``draw``.
     """
 
-    def __init__(self, source: GroupSource, sync: Sync, *, last: int, staleness: int = 1) -> None:
+    def __init__(
+        self,
+        source: GroupSource,
+        sync: Sync,
+        *,
+        last: int,
+        staleness: int = 1,
+        watch: Stopwatch | None = None,
+    ) -> None:
         self._source, self._sync, self._last, self._staleness = source, sync, last, staleness
+        self._watch = watch or Stopwatch()
+        self._synced_metrics: dict[str, float] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mrgym-ahead")
         self._drawing: Future[Draw] | None = None
         self._state: dict[str, int] = source.state()
@@ -86,13 +107,15 @@ class DrawAhead:
         Raises:
             RolloutError: If a completion is of weights that are too old.
         """
-        drawn = self._source.draw(step) if self._drawing is None else self._drawing.result()
+        with self._watch("draw"):
+            drawn = self._source.draw(step) if self._drawing is None else self._drawing.result()
         self._drawing = None
         self._check_age(drawn, step)
-        metrics = self._fresh(step - 1)
+        self._fresh(step - 1)
         self._state = self._source.state()
         if step < self._last:
-            self._drawing = self._thread.submit(self._source.draw, step + 1)
+            self._drawing = self._thread.submit(self._source.prepared(step + 1))
+        metrics, self._synced_metrics = self._synced_metrics, {}
         return drawn, metrics
 
     def learned(self, step: int) -> dict[str, float]:
@@ -103,7 +126,8 @@ class DrawAhead:
         """Wait until nothing is being drawn and give the sampler the weights after a step."""
         if self._drawing is not None:
             self._drawing.exception()
-        self._fresh(step)
+        with self._watch.aside():  # between steps
+            self._fresh(step)
 
     def state(self) -> dict[str, int]:
         """Return where the drawing stood before what is being drawn now.
@@ -121,11 +145,10 @@ class DrawAhead:
         """Wait for what is being drawn and end the thread."""
         self._thread.shutdown(cancel_futures=True)
 
-    def _fresh(self, version: int) -> dict[str, float]:
-        if self._synced == version:
-            return {}
-        self._synced = version
-        return self._sync(version)
+    def _fresh(self, version: int) -> None:
+        if self._synced != version:
+            self._synced = version
+            self._synced_metrics = self._sync(version)
 
     def _check_age(self, drawn: Draw, step: int) -> None:
         versions = [r.policy_version for group in drawn.groups for r in group.rollouts]

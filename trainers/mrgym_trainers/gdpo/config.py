@@ -236,6 +236,26 @@ class GDPOConfig(Strict):
             )
         return self
 
+    @model_validator(mode="after")
+    def _room_for_prompts(self) -> Self:
+        context = self.vllm.max_model_len if self.sampler == "vllm" else None
+        if context is not None and context <= self.max_completion_tokens:
+            raise ConfigError(
+                f"GDPOConfig: vllm.max_model_len: got {context}, expected more than "
+                f"max_completion_tokens={self.max_completion_tokens}, so that a prompt fits "
+                "before it; raise it, or lower max_completion_tokens"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _reference_is_used(self) -> Self:
+        if self.reference_model is not None and self.loss.kl_coef == 0:
+            raise ConfigError(
+                f"GDPOConfig: reference_model: got {self.reference_model!r} with loss.kl_coef=0, "
+                "expected a KL term that reads it; set loss.kl_coef, or leave the reference out"
+            )
+        return self
+
     def to_yaml(self) -> str:
         """Return the configuration as YAML: every key, of ``advantage`` those that were given.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from mrgym.errors import TaskError
+from mrgym.errors import ConfigError, TaskError
 from mrgym.rollout import Group, check_error_rate
 from mrgym.sampler import Prompt, Sampler, SamplingParams
 from mrgym.scoring import Scorer
@@ -60,12 +61,20 @@ class PromptFilter:
         env: The environment.
         sampler: Where completions come from.
         config: ``max_prompt_tokens``, ``max_completion_tokens`` and ``long_prompts``.
+
+    Raises:
+        ConfigError: If the model's context leaves no room for a prompt.
     """
 
     def __init__(self, env: TextEnv, sampler: Sampler, config: GDPOConfig) -> None:
         self._env, self._sampler, self._config = env, sampler, config
         context: int | None = getattr(sampler, "context_length", None)
         room = None if context is None else context - config.max_completion_tokens
+        if room is not None and room < 1:
+            raise ConfigError(
+                f"max_completion_tokens: got {config.max_completion_tokens}, expected less than "
+                f"the context of {context} tokens, so that a prompt fits before it; lower it"
+            )
         limits = [limit for limit in (room, config.max_prompt_tokens) if limit is not None]
         self._most: int | None = min(limits, default=None)
 
@@ -135,7 +144,8 @@ class GroupSource:
         scorer: Where score functions run.
         order: The tasks.
         config: The run's configuration.
-        signal: Says of each group whether it carries signal.
+        signal: Returns what says of each group whether it carries signal, as that stands when
+            the drawing begins.
         ranks: Who draws; all ranks get all groups, so that they decide alike.
     """
 
@@ -146,7 +156,7 @@ class GroupSource:
         scorer: Scorer,
         order: TaskOrder,
         config: GDPOConfig,
-        signal: Signal,
+        signal: Callable[[], Signal],
         ranks: Ranks | None = None,
     ) -> None:
         self._env, self._sampler, self._scorer = env, sampler, scorer
@@ -168,11 +178,21 @@ class GroupSource:
     def draw(self, step: int) -> Draw:
         """Return the groups of a step.
 
+        Raises: as what :meth:`prepared` returns.
+        """
+        return self.prepared(step)()
+
+    def prepared(self, step: int) -> Callable[[], Draw]:
+        """Return what draws the groups of a step; another thread may call it.
+
         Raises:
             SamplerError: From the sampler, as it is.
             ScoreError: If too many rollouts could not be scored.
             TaskError: If a prompt is too long, or all are.
         """
+        return partial(self._draw, step, self._signal())
+
+    def _draw(self, step: int, signal: Signal) -> Draw:
         config = self._config
         kept: list[Group] = []
         drawn: list[Group] = []
@@ -182,7 +202,7 @@ class GroupSource:
             groups = self._run(config.prompts_per_step - len(kept), step, attempt)
             drawn += groups
             check_error_rate(drawn, config.max_error_rate)
-            kept += self._informative(groups)
+            kept += self._informative(groups, signal)
             if len(kept) == config.prompts_per_step:
                 break
         counts = {
@@ -194,10 +214,10 @@ class GroupSource:
         completions = sum(len(r.turns) for group in drawn for r in group.rollouts)
         return Draw(kept or groups, completions, counts)
 
-    def _informative(self, groups: list[Group]) -> list[Group]:
+    def _informative(self, groups: list[Group], signal: Signal) -> list[Group]:
         if not self._config.dynamic_sampling:
             return groups
-        return [group for group, ok in zip(groups, self._signal(groups), strict=True) if ok]
+        return [group for group, ok in zip(groups, signal(groups), strict=True) if ok]
 
     def _run(self, count: int, step: int, attempt: int) -> list[Group]:
         tasks, prompts = self._next_tasks(count)

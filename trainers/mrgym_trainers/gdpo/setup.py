@@ -14,6 +14,7 @@ from mrgym.registry import make
 from mrgym.scoring import InlineScorer, Scorer, WorkerScorer
 from mrgym.stepwise import as_text_env
 from mrgym.text import TextEnv
+from mrgym_trainers.advantage_constrained import constraints_of
 from mrgym_trainers.advantages import AdvantageConfig
 from mrgym_trainers.gdpo.config import TINY, GDPOConfig
 from mrgym_trainers.gdpo.policy import Policy, load_policy
@@ -61,8 +62,10 @@ def resolve_weights(config: AdvantageConfig, env: TextEnv) -> dict[str, float]:
     """Return a weight for every component: the environment's own, overridden by name.
 
     Raises:
-        ConfigError: If a name is not a component's; suggests the nearest.
+        ConfigError: If a name here, or in the constraints, is not a component's; suggests the
+            nearest.
     """
+    constraints_of([*env.components], config)
     given = config.weights or {}
     unknown = [name for name in given if name not in env.components]
     if unknown:

@@ -31,6 +31,15 @@ class Stopwatch:
             spent = time.perf_counter() - start
             self.seconds[name] = self.seconds.get(name, 0.0) + spent
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Leave out what is measured inside ``with``."""
+        kept, self.seconds = self.seconds, {}
+        try:
+            yield
+        finally:
+            self.seconds = kept
+
     def take(self) -> dict[str, float]:
         """Return the seconds so far and begin again."""
         seconds, self.seconds = self.seconds, {}

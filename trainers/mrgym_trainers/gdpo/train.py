@@ -42,7 +42,7 @@ from mrgym_trainers.gdpo.setup import (
 )
 from mrgym_trainers.gdpo.step_report import annotate, step_line
 from mrgym_trainers.gdpo.timing import Stopwatch, TimedScorer, timed_sampler
-from mrgym_trainers.gdpo.update import learning_rate_factor, make_optimizer, update
+from mrgym_trainers.gdpo.update import make_optimizer, set_learning_rate, update
 
 __all__ = ["GDPOTrainer"]
 
@@ -201,15 +201,14 @@ class GDPOTrainer:
             if self.ranks.any(self.recovery.stopping.due()):
                 break
             with self.watch("step"):
-                with self.watch("draw"):
-                    drawn, synced = draws.take(step)
+                drawn, synced = draws.take(step)
                 batch = self._batch(drawn.groups)
                 if config.shuffle_rewards:
                     batch = shuffled_scores(batch, control)
-                advantages = self._advantages(batch)
+                advantages = self._advantages(batch, self._estimator_state)
                 self._estimator_state = advantages.state
                 rollouts = [rollout for group in drawn.groups for rollout in group.rollouts]
-                _set_learning_rate(optimizer, step, config)
+                set_learning_rate(optimizer, step, config)
                 with self.watch("update"), self.ranks.answering("updating the policy"):
                     losses = update(
                         self.policy,
@@ -238,7 +237,8 @@ class GDPOTrainer:
         best = False
         if due and not (step and self.ranks.any(self.recovery.stopping.reason is not None)):
             draws.settle(step)
-            best = self._evaluate(sampler, view, step=step)
+            with self.watch.aside():
+                best = self._evaluate(sampler, view, step=step)
             self._mark(step, evaluated=True)
         if best or (step and config.checkpoint_every and step % config.checkpoint_every == 0):
             self.recovery.save()
@@ -269,8 +269,9 @@ class GDPOTrainer:
         self, source: GroupSource, sync: Callable[[int], dict[str, float]], sampler: Any
     ) -> DrawInTurn | DrawAhead:
         if self.config.one_step_off:
-            return DrawAhead(source, sync, last=self.config.steps)
-        return DrawInTurn(source, sync, _nothing if self._own_sampler else sampler.rest)
+            return DrawAhead(source, sync, last=self.config.steps, watch=self.watch)
+        rest = _nothing if self._own_sampler else sampler.rest
+        return DrawInTurn(source, sync, rest, self.watch)
 
     def _probe(self, sampler: Any) -> LogprobProbe:
         fitting = PromptFilter(self.env, sampler, self.config)
@@ -293,19 +294,23 @@ class GDPOTrainer:
         mask_truncated = self.config.loss.truncated == "mask"
         return build_batch(groups, self.env.components, mask_truncated=mask_truncated)
 
-    def _advantages(self, batch: dict[str, Tensor]) -> AdvantageResult:
+    def _advantages(self, batch: dict[str, Tensor], state: dict[str, float]) -> AdvantageResult:
         return compute_advantages(
             batch,
             batch["group_ids"],
             self.config.advantage.model_copy(update={"weights": self.weights}),
             valid=batch["valid"],
             completion_lengths=batch["completion_lengths"],
-            state=self._estimator_state,
+            state=state,
         )
 
-    def _signal(self, groups: Sequence[Group]) -> list[bool]:
+    def _signal(self) -> Callable[[Sequence[Group]], list[bool]]:
+        """Return what says which groups carry signal, by the estimator's state of now."""
+        return partial(self._have_signal, self._estimator_state)
+
+    def _have_signal(self, state: dict[str, float], groups: Sequence[Group]) -> list[bool]:
         """Return which groups carry signal; the weighted component advantages decide."""
-        informative = self._advantages(self._batch(groups)).informative.tolist()
+        informative = self._advantages(self._batch(groups), state).informative.tolist()
         sizes = [len(group.rollouts) for group in groups]
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
         return [informative[end - 1] for end in ends]
@@ -341,7 +346,6 @@ class GDPOTrainer:
             self._log(line)
             view.evaluated(line)
             best = best or (mode == "sampled" and self.recovery.evaluated(line))
-        self.watch.take()
         return best
 
     def _store_rollouts(
@@ -394,8 +398,3 @@ def _open_folder(path: Path | None, *, overwrite: bool, resume: bool) -> RunFold
 
 def _nothing() -> None:
     return
-
-
-def _set_learning_rate(optimizer: torch.optim.Optimizer, step: int, config: GDPOConfig) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = config.learning_rate * learning_rate_factor(step - 1, config)

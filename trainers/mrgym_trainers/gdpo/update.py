@@ -21,7 +21,7 @@ from mrgym_trainers.gdpo.policy import Policy, whole
 from mrgym_trainers.gdpo.ranks import Ranks
 from mrgym_trainers.gdpo.shares import idle_rollout, in_step, own_rows
 
-__all__ = ["learning_rate_factor", "make_optimizer", "update"]
+__all__ = ["learning_rate_factor", "make_optimizer", "set_learning_rate", "update"]
 
 # Below this an advantage moves no weight by more than rounding does.
 _NEGLIGIBLE = 1e-6
@@ -98,6 +98,12 @@ def learning_rate_factor(step: int, config: GDPOConfig) -> float:
     else:
         share = 0.5 * (1.0 + float(torch.cos(torch.tensor(torch.pi * progress))))
     return config.lr_end + (1.0 - config.lr_end) * share
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, step: int, config: GDPOConfig) -> None:
+    """Give the optimiser the learning rate of a step counted from 1."""
+    for group in optimizer.param_groups:
+        group["lr"] = config.learning_rate * learning_rate_factor(step - 1, config)
 
 
 def update(

@@ -115,8 +115,13 @@ class VLLMServer:
                 return self._json("GET", "v1/models")
             except SamplerError as error:
                 refused = isinstance(error.__cause__, httpx.TransportError)
-                if not refused or time.monotonic() > end:
+                if not refused:
                     raise
+                if time.monotonic() > end:
+                    limit = self._config.start_timeout
+                    raise SamplerError(
+                        f"{error} (tried for {limit:g} s, vllm.start_timeout)"
+                    ) from error
                 time.sleep(1.0)
 
     def _check_started(self, started: dict[str, Any], model: str, dtype: str) -> None:
@@ -165,8 +170,8 @@ class VLLMServer:
                     time.sleep(0.5 * 2**attempt)
                     continue
                 raise SamplerError(
-                    f"{self.url}: got {type(error).__name__} ({error}) from /{path} within "
-                    f"{timeout:g} s, expected an answer; check that the server is up and its "
+                    f"{self.url}: got {type(error).__name__} ({error}) from /{path}, expected an "
+                    f"answer within {timeout:g} s; check that the server is up and its "
                     "address right, its log says why it ended"
                 ) from error
             if response.status_code == 200:
