@@ -28,9 +28,12 @@ from mrgym.cli.run_target import run_target
 from mrgym.components import REWARD_PREFIX
 
 if TYPE_CHECKING:
+    from mrgym_trainers import GDPOTrainer
     from mrgym_trainers.gdpo.stopping import Stopping
 
 __all__ = ["train"]
+
+_SAME_SIGNAL_S = 10.0
 
 
 def train(
@@ -117,7 +120,7 @@ def train(
     if trainer.ranks.first:
         write_report(folder)
     if summary["status"] == "stopped":
-        raise typer.Exit(_stopped(trainer.recovery.stopping, summary, folder))
+        raise typer.Exit(_stopped(trainer, summary, folder))
     if trainer.ranks.first:
         _show(summary, folder, as_json)
 
@@ -131,26 +134,33 @@ def _run_of(resume: Path, folder: Path | None, config: Path | None) -> tuple[Pat
 
 
 def _stop_on_sigterm(stopping: Stopping) -> None:
-    """Let SIGTERM, by which job schedulers ask, end a run after its step; a second one at once."""
+    """Let SIGTERM, by which job schedulers ask, end a run after its step; a later one at once.
+
+    One signal may come twice: from the scheduler to every process, and from torchrun to its ranks.
+    """
+    asked: list[float] = []
 
     def ask(*_: object) -> None:
-        if stopping.reason is not None:
+        asked.append(time.monotonic())
+        if asked[-1] - asked[0] > _SAME_SIGNAL_S:
             raise KeyboardInterrupt
         stopping.request("SIGTERM")
 
     signal.signal(signal.SIGTERM, ask)
 
 
-def _stopped(stopping: Stopping, summary: dict[str, Any], folder: Path) -> int:
+def _stopped(trainer: GDPOTrainer, summary: dict[str, Any], folder: Path) -> int:
     """Say how to go on, and return the exit code of a run that stopped before its end."""
     from mrgym_trainers.gdpo.stopping import STOPPED_EXIT_CODE
 
-    Console(stderr=True).print(
-        f"stopped ({stopping.reason}) after step {summary['steps']}: checkpoint and summary are in "
-        f"{folder}; go on with: mrgym train --resume {folder}",
-        soft_wrap=True,
-        highlight=False,
-    )
+    if trainer.ranks.first:
+        reason = trainer.recovery.stopping.reason or "asked of another rank"
+        Console(stderr=True).print(
+            f"stopped ({reason}) after step {summary['steps']}: checkpoint and summary are in "
+            f"{folder}; go on with: mrgym train --resume {folder}",
+            soft_wrap=True,
+            highlight=False,
+        )
     return STOPPED_EXIT_CODE
 
 

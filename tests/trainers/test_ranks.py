@@ -51,7 +51,7 @@ def start(tmp_path):
     """Starts ranks and returns their processes; what is left of them ends with the test."""
     processes = []
 
-    def begin(world, *arguments):
+    def begin(world, *arguments, **options):
         port = free_port()
         processes.extend(
             subprocess.Popen(
@@ -61,6 +61,7 @@ def start(tmp_path):
                 stderr=subprocess.PIPE,
                 text=True,
                 cwd=tmp_path,
+                **options,
             )
             for rank in range(world)
         )
@@ -215,6 +216,27 @@ def test_the_command_runs_under_torchrun(small_model, start, tmp_path):
     assert [json.loads(line)["kind"] for line in metrics] == ["eval", "eval", "train"] + [
         "eval"
     ] * 2
+
+
+@pytest.mark.slow
+def test_a_signal_to_torchrun_and_all_its_ranks_ends_them_after_a_step(start, tmp_path):
+    settings = [f"{k}={v}" for k, v in config("tiny", steps=100_000).items()]
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    command = ["-m", "mrgym", "train", "math_multi_reward", "--out", "run", *settings]
+    [process] = start(1, *launcher, *command, start_new_session=True)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    for _ in range(1200):
+        if metrics.is_file() and metrics.read_text().count('"train"') >= 3:
+            break
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGTERM)  # torchrun hands it on, so each rank gets two
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert err.count("stopped (SIGTERM) after step") == 1, err
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "stopped"
+    assert (tmp_path / "run" / "checkpoints" / f"step_{summary['steps']:06d}").is_dir()
 
 
 @pytest.mark.slow

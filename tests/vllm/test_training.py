@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
 
 import pytest
 
@@ -81,3 +87,28 @@ def test_a_step_off_and_with_an_adapter(tmp_path):
     for step in (2, 3, 4):
         rollouts = read_rollouts(tmp_path / "run" / "rollouts" / f"step_{step:06d}.jsonl")
         assert {rollout.policy_version for rollout in rollouts} == {step - 2}
+
+
+def test_a_signal_to_every_process_of_a_job_ends_it_after_a_step(tmp_path):
+    command = ["-m", "mrgym", "train", "math_multi_reward", "--out", "run", "sampler=vllm"]
+    settings = ["vllm.kv_cache_gib=0.25", "steps=100000", "eval_tasks=4", "prompts_per_step=2"]
+    process = subprocess.Popen(
+        [sys.executable, *command, *settings], cwd=tmp_path, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        for _ in range(1200):
+            if metrics.is_file() and metrics.read_text().count('"train"') >= 3:
+                break
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGTERM)  # as Slurm does; the engine gets it too
+        _, err = process.communicate(timeout=120)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 75, err
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "stopped"
+    assert (tmp_path / "run" / "checkpoints" / f"step_{summary['steps']:06d}").is_dir()

@@ -16,6 +16,7 @@ from mrgym_trainers.samplers.vllm.base import VLLMBase, brief
 from mrgym_trainers.samplers.vllm.plugin import register
 from mrgym_trainers.samplers.vllm.sender import SharedMemorySender, WeightSender
 from mrgym_trainers.samplers.vllm.settings import VLLMConfig
+from mrgym_trainers.samplers.vllm.shield import shielded_children
 from mrgym_trainers.samplers.vllm.watch import EngineWatch
 
 __all__ = ["VLLMSampler"]
@@ -222,21 +223,22 @@ def _start(model: str, config: VLLMConfig, dtype: str, seed: int) -> Any:
     on_cpu = current_platform.is_cpu()
     cache_gib = config.kv_cache_gib or (_CPU_CACHE_GIB if on_cpu else None)
     try:
-        return LLM(
-            model,
-            dtype=dtype,
-            seed=seed,
-            tensor_parallel_size=config.tensor_parallel_size,
-            max_model_len=config.max_model_len,
-            max_num_seqs=config.max_num_seqs,
-            enforce_eager=on_cpu if config.enforce_eager is None else config.enforce_eager,
-            enable_prefix_caching=config.enable_prefix_caching,
-            enable_sleep_mode=config.sleep and not on_cpu,
-            logprobs_mode="processed_logprobs",
-            weight_transfer_config={"backend": config.weight_transfer},
-            skip_tokenizer_init=True,
-            **_device_options(config, cache_gib, on_cpu),
-        )
+        with shielded_children():
+            return LLM(
+                model,
+                dtype=dtype,
+                seed=seed,
+                tensor_parallel_size=config.tensor_parallel_size,
+                max_model_len=config.max_model_len,
+                max_num_seqs=config.max_num_seqs,
+                enforce_eager=on_cpu if config.enforce_eager is None else config.enforce_eager,
+                enable_prefix_caching=config.enable_prefix_caching,
+                enable_sleep_mode=config.sleep and not on_cpu,
+                logprobs_mode="processed_logprobs",
+                weight_transfer_config={"backend": config.weight_transfer},
+                skip_tokenizer_init=True,
+                **_device_options(config, cache_gib, on_cpu),
+            )
     except Exception as error:  # vLLM raises many kinds, also those of its own processes
         raise ConfigError(
             f"vllm: got {brief(error)} while starting an engine for {model!r}, expected it to "
