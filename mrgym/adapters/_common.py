@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from types import ModuleType
 from typing import Any
 
 from mrgym.env import MultiRewardEnv
-from mrgym.errors import MissingExtraError, RewardDefinitionError
+from mrgym.errors import MissingExtraError, RewardDefinitionError, closest
 from mrgym.registry import make
 from mrgym.text import TextEnv
 
-__all__ = ["need", "no_abstention", "no_clash", "resolve", "text_env"]
+__all__ = [
+    "need",
+    "no_abstention",
+    "no_clash",
+    "no_prefill",
+    "resolve",
+    "text_env",
+    "weights_by_name",
+]
 
 
 def need(module: str, extra: str) -> ModuleType:
@@ -89,3 +97,34 @@ def no_clash(env: MultiRewardEnv[Any, Any], peer: str, taken: Collection[str]) -
             f"{peer}: got components {clashing} of {env.contract_name}, expected other names, "
             f"because {peer} uses these itself and would lose the scores; rename them"
         )
+
+
+def no_prefill(env: TextEnv, peer: str) -> None:
+    """Refuse an environment that begins the policy's turn, where a peer's prompts cannot.
+
+    Raises:
+        RewardDefinitionError: With the prefill.
+    """
+    if env.prefill:
+        raise RewardDefinitionError(
+            f"{peer}: got prefill {env.prefill!r} of {env.contract_name}, expected none, because "
+            f"{peer} asks with chat messages alone and scores would miss it; switch it off"
+        )
+
+
+def weights_by_name(
+    env: MultiRewardEnv[Any, Any], weights: Mapping[str, float] | None, peer: str
+) -> dict[str, float]:
+    """Return the weight of every component, in declared order; the declared one where left out.
+
+    Raises:
+        RewardDefinitionError: For a name that no component has.
+    """
+    declared = env._declared().weights
+    unknown = [name for name in weights or {} if name not in declared]
+    if unknown:
+        raise RewardDefinitionError(
+            f"{peer}: got weights for {unknown}, expected names among {[*declared]}"
+            f"{closest(unknown[0], declared)}; use the names of the components"
+        )
+    return {name: float(weight) for name, weight in (declared | dict(weights or {})).items()}
