@@ -19,6 +19,7 @@ from mrgym.text import TextEnv
 from mrgym_trainers.gdpo.config import GDPOConfig
 from mrgym_trainers.gdpo.exchange import run_groups_on
 from mrgym_trainers.gdpo.ranks import Ranks
+from mrgym_trainers.gdpo.timing import Stopwatch, TimedScorer, timed_sampler
 
 __all__ = ["Draw", "GroupSource", "PromptFilter", "TaskOrder"]
 
@@ -124,11 +125,13 @@ class Draw:
         groups: The groups to learn from.
         completions: Completions sampled, those of dropped groups included.
         counts: ``groups/drawn``, ``groups/dropped``, ``groups/refills``, ``prompts/dropped``.
+        seconds: Spent on ``sample`` and ``score``, side by side where the sampler streams.
     """
 
     groups: list[Group] = field(default_factory=list)
     completions: int = 0
     counts: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 class GroupSource:
@@ -159,7 +162,9 @@ class GroupSource:
         signal: Callable[[], Signal],
         ranks: Ranks | None = None,
     ) -> None:
-        self._env, self._sampler, self._scorer = env, sampler, scorer
+        self._watch = Stopwatch()
+        self._env, self._sampler = env, timed_sampler(sampler, self._watch)
+        self._scorer = TimedScorer(scorer, self._watch)
         self._order, self._config, self._signal = order, config, signal
         self._ranks = ranks or Ranks()
         self._filter = PromptFilter(env, sampler, config)
@@ -212,7 +217,7 @@ class GroupSource:
             "prompts/dropped": float(self._prompts_dropped),
         }
         completions = sum(len(r.turns) for group in drawn for r in group.rollouts)
-        return Draw(kept or groups, completions, counts)
+        return Draw(kept or groups, completions, counts, self._watch.take())
 
     def _informative(self, groups: list[Group], signal: Signal) -> list[Group]:
         if not self._config.dynamic_sampling:

@@ -28,7 +28,11 @@ class Stopwatch:
         try:
             yield
         finally:
-            spent = time.perf_counter() - start
+            self.add({name: time.perf_counter() - start})
+
+    def add(self, seconds: Mapping[str, float]) -> None:
+        """Add what another stopwatch has measured."""
+        for name, spent in seconds.items():
             self.seconds[name] = self.seconds.get(name, 0.0) + spent
 
     @contextmanager

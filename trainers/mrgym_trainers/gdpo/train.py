@@ -16,7 +16,6 @@ from mrgym.env import MultiRewardEnv
 from mrgym.errors import ConfigError
 from mrgym.evaluate import component_means
 from mrgym.rollout import Group, Rollout, check_error_rate
-from mrgym.scoring import Scorer
 from mrgym_trainers.advantages import AdvantageResult, compute_advantages
 from mrgym_trainers.gdpo.ahead import DrawAhead, DrawInTurn
 from mrgym_trainers.gdpo.batch import build_batch
@@ -41,7 +40,7 @@ from mrgym_trainers.gdpo.setup import (
     text_env,
 )
 from mrgym_trainers.gdpo.step_report import annotate, step_line
-from mrgym_trainers.gdpo.timing import Stopwatch, TimedScorer, timed_sampler
+from mrgym_trainers.gdpo.timing import Stopwatch
 from mrgym_trainers.gdpo.update import make_optimizer, set_learning_rate, update
 
 __all__ = ["GDPOTrainer"]
@@ -105,7 +104,7 @@ class GDPOTrainer:
         )
         self.watch = Stopwatch()
         self.history: list[dict[str, Any]] = []
-        self._scorer: Scorer = TimedScorer(make_scorer(self.config), self.watch)
+        self._scorer = make_scorer(self.config)
         self._progress = progress and self.ranks.first
         self._trained = self._complete = False
         self._own_sampler = self.config.sampler == "transformers"
@@ -166,7 +165,7 @@ class GDPOTrainer:
         """Make what the loop needs, and end it however the loop ends."""
         config = self.config
         optimizer = make_optimizer(self.policy, config)
-        source = self._group_source(timed_sampler(sampler, self.watch))
+        source = self._group_source(sampler)
         probe = None if self._own_sampler else self._probe(sampler)
         control = torch.Generator().manual_seed(config.seed)
         self.eval_tasks = PromptFilter(self.env, sampler, config).fitting(self.eval_tasks)
@@ -202,6 +201,7 @@ class GDPOTrainer:
                 break
             with self.watch("step"):
                 drawn, synced = draws.take(step)
+                self.watch.add(drawn.seconds)
                 batch = self._batch(drawn.groups)
                 if config.shuffle_rewards:
                     batch = shuffled_scores(batch, control)
@@ -237,8 +237,7 @@ class GDPOTrainer:
         best = False
         if due and not (step and self.ranks.any(self.recovery.stopping.reason is not None)):
             draws.settle(step)
-            with self.watch.aside():
-                best = self._evaluate(sampler, view, step=step)
+            best = self._evaluate(sampler, view, step=step)
             self._mark(step, evaluated=True)
         if best or (step and config.checkpoint_every and step % config.checkpoint_every == 0):
             self.recovery.save()
