@@ -3,7 +3,7 @@
     env = mrgym.adapters.reasoning_gym.from_reasoning_gym("chain_sum", size=1000, max_terms=4)
     mrgym.check_env(env)
 
-In training: ``mrgym train mrgym.adapters.reasoning_gym:from_reasoning_gym env.name=chain_sum``.
+In training: ``mrgym train mrgym.adapters.reasoning_gym:from_reasoning_gym -e name=chain_sum``.
 """
 
 from __future__ import annotations
