@@ -20,8 +20,9 @@ TESTS_peers := trl mo_gymnasium reasoning_gym nemo_rl verl
 EXTRAS_verifiers := verifiers,test
 PACKAGES_verifiers := uv
 TESTS_verifiers := verifiers
-EXTRAS_openenv := openenv,test
+EXTRAS_openenv := openenv,serve,test
 TESTS_openenv := openenv
+FILES_openenv := tests/server/test_protocols.py
 EXTRAS_nemo-gym := test
 PACKAGES_nemo-gym := nemo-gym
 TESTS_nemo-gym := nemo_gym
@@ -32,12 +33,13 @@ PYTHON312 := $(shell for v in 3.12 3.13; do \
 PYTHONS_nemo-gym := $(PYTHON312)
 PEERS += $(if $(PYTHON312),nemo-gym)
 PEERS_INSTALLED := $(PEERS:%=.venv-%/.installed)
-test_files = $(foreach name,$(TESTS_$(1)),$(wildcard tests/adapters/test_$(name)*.py))
+test_files = $(foreach name,$(TESTS_$(1)),$(wildcard tests/adapters/test_$(name)*.py)) $(FILES_$(1))
 ARGS ?=
 # Tests side by side, one thread each (ARGS='-n 0' for one after the other).
 SIDE_BY_SIDE := -n auto --maxprocesses 8 --dist worksteal
 PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) $(SIDE_BY_SIDE)
-VLLM_TESTS := tests/vllm
+# An engine takes more than one core, and a module's tests share one.
+TEST_VLLM = $(VLLM_BIN)/python -m pytest -n 2 --dist loadfile -m "vllm and not gpu" tests/vllm $(ARGS)
 ifndef RUN
 RUN := runs/$(shell date +%Y%m%d-%H%M%S)
 endif
@@ -67,7 +69,7 @@ test: $(INSTALLED) $(PEERS_INSTALLED) $(VLLM_INSTALLED)  ## Run every test that 
 	code=0; $(PARALLEL) -m "slow and not gpu and not vllm" $(ARGS) || code=$$?; note slow $$code; \
 	$(foreach peer,$(PEERS),code=0; $(call test_peer,$(peer)) || code=$$?; note $(peer) $$code; )\
 	if test -n "$(VLLM_INSTALLED)"; then \
-	  code=0; $(VLLM_BIN)/python -m pytest -m "vllm and not gpu" $(VLLM_TESTS) $(ARGS) || code=$$?; \
+	  code=0; $(TEST_VLLM) || code=$$?; \
 	  note vllm $$code; \
 	else echo "make test: the tests with vLLM are left out: it needs Linux on x86_64"; fi; \
 	if test $$failed = 1 || test $$ran = 0; then \
@@ -85,7 +87,7 @@ test-peers: $(PEERS_INSTALLED)  ## Run the adapters' tests with the real package
 	exit $$failed
 
 test-vllm: $(VLLM_INSTALLED)  ## Run the tests with the real vLLM, on CPU, in .venv-vllm
-	@$(VLLM_BIN)/python -m pytest -m "vllm and not gpu" $(VLLM_TESTS) $(ARGS)
+	@$(TEST_VLLM)
 
 test-gpu: $(INSTALLED)  ## Run the tests that need a CUDA device
 	@$(PYTEST) -m gpu $(ARGS)

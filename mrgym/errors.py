@@ -15,6 +15,7 @@ __all__ = [
     "MrgymError",
     "RankError",
     "RegistryError",
+    "RemoteError",
     "RewardContractError",
     "RewardDefinitionError",
     "RolloutError",
@@ -53,6 +54,10 @@ class SpaceError(MrgymError, ValueError):
 
 class RegistryError(MrgymError, LookupError):
     """An environment id is unknown, taken, or not an environment."""
+
+
+class RemoteError(MrgymError, ConnectionError):
+    """A remote environment cannot be reached, or does not speak the protocol."""
 
 
 class SamplerError(MrgymError, RuntimeError):

@@ -85,11 +85,13 @@ def register(env_id: str, entry_point: EntryPoint, **kwargs: Any) -> EnvSpec:
 
 
 def spec(env_id: str) -> EnvSpec:
-    """Return the spec of an id, or of ``"pkg.module:Class"``.
+    """Return the spec of an id, of ``"pkg.module:Class"``, or of a service's address.
 
     Raises:
         RegistryError: If the id is unknown; suggests the nearest one.
     """
+    if env_id.startswith(("http://", "https://")):
+        return EnvSpec(env_id, "mrgym.remote:connect", {"url": env_id})
     if ":" in env_id:
         return EnvSpec(env_id, env_id)
     known = _known()
@@ -112,8 +114,9 @@ def make(env_id: str, /, **kwargs: Any) -> AnyEnv:
     """Return a new environment.
 
     Args:
-        env_id: A registered id, or ``"pkg.module:Class"``.
-        **kwargs: Arguments of the environment.
+        env_id: A registered id, ``"pkg.module:Class"``, or ``"http://host:port"`` of a service
+            (``mrgym serve``), whose environment is then driven from here.
+        **kwargs: Arguments of the environment; of a service ``token``, ``timeout``, ``retries``.
 
     Raises:
         RegistryError: If it is unknown, cannot be imported, does not take an argument, or is

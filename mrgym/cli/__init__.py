@@ -12,10 +12,12 @@ from mrgym.cli.doctor import doctor
 from mrgym.cli.eval import evaluate
 from mrgym.cli.list import list_environments
 from mrgym.cli.report import report
+from mrgym.cli.serve import serve
 from mrgym.cli.train import train
 from mrgym.errors import (
     MrgymError,
     RankError,
+    RemoteError,
     RewardContractError,
     RolloutError,
     SamplerError,
@@ -36,6 +38,7 @@ app.command("check")(check)
 app.command("eval")(evaluate)
 app.command("train")(train)
 app.command("report")(report)
+app.command("serve")(serve)
 app.command("doctor")(doctor)
 
 
@@ -44,7 +47,14 @@ def _one_line(message: Warning | str, *_: object, **__: object) -> str:
 
 
 # These happen while running; everything else was wrong before anything ran.
-_WHILE_RUNNING = (RankError, RewardContractError, RolloutError, SamplerError, ScoreError)
+_WHILE_RUNNING = (
+    RankError,
+    RemoteError,
+    RewardContractError,
+    RolloutError,
+    SamplerError,
+    ScoreError,
+)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -97,7 +98,7 @@ def train(
         from mrgym_trainers.gdpo.train import GDPOTrainer
         from mrgym_trainers.report import write_report
     started = time.strftime("%Y%m%d-%H%M%S")
-    folder = folder or Path("runs", f"{target.env.replace(':', '.')}-{started}")
+    folder = folder or Path("runs", f"{re.sub(r'[^A-Za-z0-9_.-]+', '.', target.env)}-{started}")
     trainer = GDPOTrainer(
         target.env,
         settings,

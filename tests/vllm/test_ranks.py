@@ -16,18 +16,18 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 SETTINGS = {
     "model": "tiny", "device": "cpu", "sampler": "vllm", "vllm.kv_cache_gib": 0.2,
-    "vllm.max_model_len": 200, "steps": 2, "prompts_per_step": 3, "group_size": 4,
+    "vllm.max_model_len": 200, "steps": 3, "prompts_per_step": 3, "group_size": 4,
     "max_completion_tokens": 36, "eval_tasks": 2, "rollouts_every": 1,
 }  # fmt: skip
 
 
-def trained(ranks, folder):
+def trained(ranks, folder, **settings):
     """Return steps of rollouts, and the metrics of a run on some ranks."""
     launcher = [sys.executable]
     if ranks > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone"]
         launcher += ["--nproc-per-node", str(ranks)]
-    settings = [f"{key}={value}" for key, value in SETTINGS.items()]
+    settings = [f"{key}={value}" for key, value in (SETTINGS | settings).items()]
     command = ["-m", "mrgym.cli", "train", "math_multi_reward", "--out", str(folder), *settings]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -43,13 +43,14 @@ def trained(ranks, folder):
     return steps, [line for line in lines if line["kind"] == "train"]
 
 
-def test_an_engine_a_rank_makes_the_run_of_one(tmp_path):
-    one, _ = trained(1, tmp_path / "one")
-    two, metrics = trained(2, tmp_path / "two")
+@pytest.mark.parametrize("ahead", [False, True])
+def test_an_engine_a_rank_makes_the_run_of_one(ahead, tmp_path):
+    one, _ = trained(1, tmp_path / "one", one_step_off=ahead)
+    two, metrics = trained(2, tmp_path / "two", one_step_off=ahead)
     assert [[(r.group, r.token_ids, r.advantage) for r in step] for step in two] == [
         [(r.group, r.token_ids, r.advantage) for r in step] for step in one
     ]
-    assert [line["step"] for line in metrics] == [1, 2]
+    assert [line["step"] for line in metrics] == [1, 2, 3]
     assert all(line["probe/gap_max"] < 1e-4 for line in metrics)
 
 
