@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Collection, Mapping
+from numbers import Real
 from types import ModuleType
 from typing import Any
 
 from mrgym.env import MultiRewardEnv
-from mrgym.errors import MissingExtraError, RewardDefinitionError, closest
+from mrgym.errors import MissingExtraError, RewardDefinitionError, ScoreError, closest
 from mrgym.registry import make
+from mrgym.rollout import Rollout
+from mrgym.score import score_completions
+from mrgym.scoring import Scorer
+from mrgym.tasks import Task
 from mrgym.text import TextEnv
 
 __all__ = [
@@ -18,6 +24,7 @@ __all__ = [
     "no_clash",
     "no_prefill",
     "resolve",
+    "scored",
     "text_env",
     "weights_by_name",
 ]
@@ -118,7 +125,8 @@ def weights_by_name(
     """Return the weight of every component, in declared order; the declared one where left out.
 
     Raises:
-        RewardDefinitionError: For a name that no component has.
+        RewardDefinitionError: For a name that no component has, or a weight that is no finite
+            number.
     """
     declared = env._declared().weights
     unknown = [name for name in weights or {} if name not in declared]
@@ -127,4 +135,27 @@ def weights_by_name(
             f"{peer}: got weights for {unknown}, expected names among {[*declared]}"
             f"{closest(unknown[0], declared)}; use the names of the components"
         )
-    return {name: float(weight) for name, weight in (declared | dict(weights or {})).items()}
+    merged = declared | dict(weights or {})
+    wrong = {n: w for n, w in merged.items() if not (isinstance(w, Real) and math.isfinite(w))}
+    if wrong:
+        raise RewardDefinitionError(
+            f"{peer}: got weights {wrong}, expected finite numbers; write floats"
+        )
+    return {name: float(weight) for name, weight in merged.items()}
+
+
+def scored(
+    env: TextEnv, task: Task, completion: str, peer: str, scorer: Scorer | None = None
+) -> Rollout:
+    """Return the scored rollout of one completion, for a peer that asks for one at a time.
+
+    Raises:
+        ScoreError: If a score function failed; such a peer has no missing score.
+    """
+    rollout = score_completions(env, [task], [completion], scorer=scorer)[0]
+    if rollout.status != "ok":
+        raise ScoreError(
+            f"{env.contract_name}, task {task.id}: got {rollout.status} from {rollout.error}, "
+            f"expected scores; mend the score function ({peer} would learn from a zero)"
+        )
+    return rollout

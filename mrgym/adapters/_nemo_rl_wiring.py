@@ -6,9 +6,9 @@ import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mrgym.adapters._common import no_abstention, no_prefill, text_env
+from mrgym.adapters._common import no_abstention, no_prefill, text_env, weights_by_name
 from mrgym.env import MultiRewardEnv
-from mrgym.errors import ConfigError, RewardDefinitionError, TaskError, closest
+from mrgym.errors import ConfigError, RewardDefinitionError, TaskError
 from mrgym.text import Split, TextEnv
 
 __all__ = ["ACTOR", "PEER", "config", "register", "registration", "rows", "usable"]
@@ -70,23 +70,16 @@ def config(
         kwargs: Arguments of the environment, where an id is given.
 
     Raises:
-        ConfigError: If a weight is of no component.
-        RewardDefinitionError: As :class:`NemoRLEnvironment`.
+        RewardDefinitionError: As :class:`NemoRLEnvironment`; if a weight is of no component, or
+            no finite number.
     """
     made = usable(env, "gdpo", kwargs or {})
-    declared = made._declared().weights
-    unknown = [n for n in weights or {} if n not in declared]
-    if unknown:
-        raise ConfigError(
-            f"{PEER}: got weights of {unknown}, expected of {[*declared]}"
-            f"{closest(unknown[0], declared)}; name declared components"
-        )
-    merged = {**declared, **(weights or {})}
+    merged = weights_by_name(made, weights, PEER)
     estimator = {
         "name": "gdpo",
         "normalize_rewards": True,
         "use_leave_one_out_baseline": False,
-        "reward_weights": [float(merged[n]) for n in sorted(merged)],
+        "reward_weights": [merged[name] for name in sorted(merged)],
     }
     source = {"dataset_name": "ResponseDataset", "data_path": train}
     return {

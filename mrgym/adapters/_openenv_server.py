@@ -126,7 +126,7 @@ class TaskSession(Session):
 
     def _task(self, split: Split, index: int) -> Task:
         count = self.num_tasks(split)
-        if not isinstance(index, int) or not 0 <= index < count:
+        if type(index) is not int or not 0 <= index < count:
             raise IndexError(
                 f"{self._env.contract_name}: got index {index!r}, expected 0 to {count - 1}, the "
                 f"tasks of {split!r}; choose one"
@@ -142,6 +142,11 @@ class TaskSession(Session):
             )
         if "index" not in options:
             return options or None
+        if "task_id" in options:
+            raise TaskError(
+                f"{self._env.contract_name}: got reset options {options}, expected 'index' or "
+                "'task_id', which may name different tasks; leave one out"
+            )
         return {"task": self._task(options.get("split", self._env.split), options["index"])}
 
 
@@ -180,7 +185,9 @@ def _loaded(env: AnyEnv) -> AnyEnv:
 def _copied(env: AnyEnv) -> AnyEnv:
     sources = getattr(env, "_sources", None)
     try:
-        return copy.deepcopy(env, {id(sources): sources})
+        copied = copy.deepcopy(env, {id(sources): sources})
+        copied._np_random = None  # sessions would draw the same tasks
+        return copied
     except Exception as error:  # whatever an attribute that cannot be copied raises
         raise ConfigError(
             f"OpenEnv: got {env.contract_name}, which cannot be copied ({error!r}), expected one "

@@ -32,14 +32,15 @@ def from_verifiers(
 ) -> VerifiersEnv:
     """Return a taskset of verifiers as an environment of one turn, scored by its rewards.
 
-    A reward's score is the component's; its weight becomes the component's default weight. Where
+    A reward's score is the component's. Where
     verifiers leaves ``None`` (a reward that raised) the rollout has status ``"error"``; NaN, a
     missing or an undeclared key is a :class:`mrgym.RewardContractError`.
 
     Args:
         source: A taskset, its installed id, or a ``vf.SingleAgentEnv``.
-        components: Declarations of the rewards. Needed where a reward returns several scores at
-            once; otherwise one component, without bounds, of every reward function and judge.
+        components: Declarations of the rewards, with their weights. Needed where a reward returns
+            several scores at once; otherwise one component, without bounds and of the same weight,
+            of every reward function and judge.
         eval_source: Held-out tasks; a stable fifth by prompt if left out.
         limit: Take so many tasks only; needed where a taskset is infinite.
         **config: Settings of the taskset, where its id is given.
@@ -164,7 +165,9 @@ def _tasks(source: Any, limit: int | None, config: Mapping[str, Any]) -> list[An
     tasks = list(taskset)
     if not tasks:
         raise TaskError(f"from_verifiers: got no tasks of {type(taskset).__name__}, expected some")
-    _check_task(tasks[0], type(taskset).toolsets(taskset.config))
+    shared_tools = type(taskset).toolsets(taskset.config)
+    for one_of_its_kind in {type(task): task for task in tasks}.values():
+        _check_task(one_of_its_kind, shared_tools)
     return tasks
 
 

@@ -37,6 +37,7 @@ class VectorRewardEnv(gym.Env[Any, Any]):
         reward_names: Components in the order of the array, which is the declared one.
         reward_space: Their ranges.
         reward_dim: Their number.
+        reward_weights: Their declared weights, in the same order.
         env: The environment inside, wrappers included.
     """
 
@@ -45,6 +46,7 @@ class VectorRewardEnv(gym.Env[Any, Any]):
         self.env = env
         self.reward_names = tuple(declared)
         self.reward_dim = len(self.reward_names)
+        self.reward_weights = np.array([*declared.weights.values()])
         self.reward_space = _reward_space(base, dtype)
         self.observation_space = env.observation_space
         self.action_space = env.action_space
@@ -67,7 +69,12 @@ class VectorRewardEnv(gym.Env[Any, Any]):
         """
         observation, reward, terminated, truncated, info = self.env.step(action)
         values = info.get("reward_components")
-        if not isinstance(values, dict) or not _agrees(reward, values):
+        if not isinstance(values, dict) or values.keys() != {*self.reward_names}:
+            raise RewardContractError(
+                f"{self._name}: got components {values}, expected exactly "
+                f"{[*self.reward_names]}{_wrappers(self.env)}; take away what changes them"
+            )
+        if not _agrees(reward, values):
             raise RewardContractError(
                 f"{self._name}: got reward={reward!r} with components {values}, expected their "
                 f"sum{_wrappers(self.env)}; put reward transforms outside the vector view, or make "
@@ -141,7 +148,8 @@ class _NamedRewardEnv(MultiRewardEnv[Any, Any]):
         result = self.emit(
             observation, scores, terminated=terminated, truncated=truncated, info=info
         )
-        if "raw_components" in info:  # of the inner environment, whose gates came first
+        if "raw_components" in info and isinstance(self.env.unwrapped, VectorRewardEnv):
+            # Of our own environment inside, whose gates came first.
             result[4]["raw_components"] = info["raw_components"]
         return result
 
@@ -186,15 +194,24 @@ def from_mo_gymnasium(
             f"from_mo_gymnasium: got names {chosen}, expected {space.shape[0]} different ones, one "
             "for every entry of the reward; list them in its order"
         )
-    return _NamedRewardEnv(env, _declarations(chosen, space, components))
-
-
-def _declarations(
-    names: Sequence[str], space: Box, components: Mapping[str, Component] | None
-) -> ComponentSet:
+    if own and sorted(own) == sorted(chosen) and [*own] != chosen:
+        raise RewardDefinitionError(
+            f"from_mo_gymnasium: got names {chosen}, expected {[*own]}, the order that "
+            f"{type(env.unwrapped).__name__} says its entries have; leave names out"
+        )
     if components is None:
-        ranges = zip(names, space.low, space.high, strict=True)
-        return ComponentSet({n: _component(low, high) for n, low, high in ranges})
+        view = env.unwrapped
+        weights = view.reward_weights if isinstance(view, VectorRewardEnv) else [1.0] * len(chosen)
+        components = _declared(chosen, space, weights)
+    return _NamedRewardEnv(env, _in_order(chosen, components))
+
+
+def _declared(names: Sequence[str], space: Box, weights: Any) -> dict[str, Component]:
+    entries = zip(names, space.low, space.high, weights, strict=True)
+    return {name: _component(low, high, float(w)) for name, low, high, w in entries}
+
+
+def _in_order(names: Sequence[str], components: Mapping[str, Component]) -> ComponentSet:
     if components.keys() != {*names}:
         raise RewardDefinitionError(
             f"from_mo_gymnasium: got declarations for {[*components]}, expected {[*names]}; "
@@ -203,10 +220,10 @@ def _declarations(
     return ComponentSet({name: components[name] for name in names})
 
 
-def _component(low: Any, high: Any) -> Component:
+def _component(low: Any, high: Any, weight: float) -> Component:
     # A float32 bound of 23.7 is neither 23.7 nor what prints so: both kinds of reward must fit.
     lows, highs = (float(low), float(str(low))), (float(high), float(str(high)))
-    return Component(min(lows), max(highs), reduce="sum")
+    return Component(min(lows), max(highs), weight, reduce="sum")
 
 
 def _space_of(env: gym.Env[Any, Any]) -> Box | None:

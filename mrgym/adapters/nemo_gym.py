@@ -31,14 +31,13 @@ from typing import Any, TypeAlias
 import msgspec
 from pydantic import BaseModel, ConfigDict
 
-from mrgym.adapters._common import need, no_abstention, no_clash, no_prefill, text_env
+from mrgym.adapters._common import need, no_abstention, no_clash, no_prefill, scored, text_env
 from mrgym.adapters._nemo_gym_metrics import aggregate
 from mrgym.adapters._nemo_gym_response import completion_of
 from mrgym.adapters.nemo_gym_client import from_nemo_gym
 from mrgym.env import MultiRewardEnv
-from mrgym.errors import MrgymError, TaskError, WireError
+from mrgym.errors import MrgymError, TaskError, WireError, closest
 from mrgym.rollout import Rollout
-from mrgym.score import score_completions
 from mrgym.scoring import Scorer
 from mrgym.tasks import Task
 from mrgym.text import Split, TextEnv
@@ -187,15 +186,10 @@ class _Server:
         return {**row, **components, "reward": rollout.reward, "reward_components": components}
 
     def _score(self, task: Task, completion: str) -> Rollout:
-        def score() -> Rollout:
-            return score_completions(
-                self.env, [task], [completion], scorer=self._scorer, on_score_error="raise"
-            )[0]
-
         if self._scorer is not None:
-            return score()
+            return scored(self.env, task, completion, PEER, self._scorer)
         with self._one_at_a_time:  # requests come on many threads, score functions may not
-            return score()
+            return scored(self.env, task, completion, PEER)
 
     def _task(self, row: Mapping[str, Any]) -> Task:
         clashing = sorted({*row} & {*self.env._declared()})
@@ -219,6 +213,13 @@ class _Server:
 
 
 def _whole_task(value: Any) -> Task:
+    fields = Task.__struct_fields__
+    unknown = sorted({*value} - {*fields}) if isinstance(value, dict) else []
+    if unknown:
+        raise TaskError(
+            f"row: got a task with fields {unknown}, expected some of {[*fields]}"
+            f"{closest(unknown[0], fields)}; rename them, or put them into 'metadata'"
+        )
     try:
         return msgspec.convert(value, Task)
     except (msgspec.ValidationError, TaskError) as error:

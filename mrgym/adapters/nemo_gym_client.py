@@ -6,6 +6,7 @@ import asyncio
 import functools
 import math
 import ssl
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,6 +26,10 @@ __all__ = ["NeMoGymVerified", "from_nemo_gym", "task_of_row"]
 Rows: TypeAlias = "str | Path | Iterable[Mapping[str, Any]]"
 
 ROW = "nemo_gym_row"
+AT_ONCE = 256
+"""Completions under way at a time: each holds a connection, and processes have few files."""
+
+_thread = threading.local()
 _SHOWN = 200
 
 
@@ -137,7 +142,7 @@ class NeMoGymVerified(SingleTurnEnv):
         """
         row = task.metadata[ROW]
         try:
-            async with asyncio.timeout(self.timeout):
+            async with _place(), asyncio.timeout(self.timeout):
                 answer = await self._verify(row, completion)
         except TimeoutError as error:
             raise ScoreError(
@@ -172,6 +177,15 @@ class NeMoGymVerified(SingleTurnEnv):
                 f"{self.url}{path}: got {reply.text[:_SHOWN]!r}, expected JSON; is this a "
                 "NeMo Gym resources server?"
             ) from error
+
+
+def _place() -> asyncio.Semaphore:
+    """Return what lets :data:`AT_ONCE` completions out at a time; a batch has a loop of its own."""
+    loop = asyncio.get_running_loop()
+    if getattr(_thread, "loop", None) is not loop:
+        _thread.loop, _thread.places = loop, asyncio.Semaphore(AT_ONCE)
+    places: asyncio.Semaphore = _thread.places
+    return places
 
 
 @functools.cache

@@ -140,7 +140,8 @@ class NemoRLEnvironment:
         """
         torch = need("torch", "nemo-rl")
         turns = [_last_turn(log) for log in message_log_batch]
-        known = [self._known(entry) for entry in metadata]
+        with self._lock:  # the first calls come together, and load the tasks
+            known = [self._known(entry) for entry in metadata]
         outcomes = self._play([entry["state"] for entry in known], turns)
         scores = [self._so_far(k["state"], o) for k, o in zip(known, outcomes, strict=True)]
         return EnvironmentReturn(

@@ -61,7 +61,7 @@ def create_app(
     Raises:
         MissingExtraError: If openenv is not installed.
         SpaceError: If JSON cannot carry actions or observations.
-        ConfigError: If no environment was given.
+        ConfigError: If no environment was given, or a function gives the same one every time.
     """
     core = need("openenv.core", _EXTRA)
     make_env = factory(env_or_factory)
@@ -80,9 +80,20 @@ def create_app(
         env_name=re.sub(r"[^\w.-]", "-", sample.contract_name),  # a part of its task routes
     )
     sample.close()
+    _refuse_one_for_all(make_env, sample)
     for error in (MrgymError, gym.error.ResetNeeded):
         app.add_exception_handler(error, refusal)
     return app
+
+
+def _refuse_one_for_all(make_env: Callable[[], AnyEnv], sample: AnyEnv) -> None:
+    other = make_env()
+    other.close()
+    if other is sample:
+        raise ConfigError(
+            f"create_app: got a function that gives the same {sample.contract_name} every time, "
+            "expected a new one for each session; give the environment itself, which is copied"
+        )
 
 
 def models(env: AnyEnv) -> tuple[Any, Any]:

@@ -78,6 +78,15 @@ def from_reasoning_gym(
             as code and ``evaluate_answers`` is not set.
     """
     _check_config(name, {**config, "size": size, "seed": seed})
+    if not isinstance(seed, int):  # None would give other tasks in every process
+        raise ConfigError(
+            f"reasoning_gym {name}: got seed={seed!r}, expected a whole number; write one"
+        )
+    if unreadable is not None and not 0 <= unreadable <= 1:
+        raise ConfigError(
+            f"reasoning_gym {name}: got unreadable={unreadable!r}, expected 0 to 1, the range of "
+            "correctness; change it"
+        )
     if not evaluate_answers:
         _refuse_evaluation(name, config)
     dataset = _Dataset(name, {"size": size, "seed": seed, **config})

@@ -25,16 +25,26 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from mrgym.adapters._common import need, text_env, weights_by_name
+from mrgym.adapters._common import need, no_clash, text_env, weights_by_name
 from mrgym.adapters._trl_scores import BatchScores, RewardFunction
 from mrgym.env import MultiRewardEnv
-from mrgym.errors import RewardDefinitionError
+from mrgym.errors import ConfigError, RewardDefinitionError
 from mrgym.scoring import Scorer
 from mrgym.spaces import Message
 from mrgym.tasks import Task
 from mrgym.text import Split, TextEnv
 
-__all__ = ["RewardFunction", "dataset", "reward_functions", "reward_weights", "rollout_function"]
+__all__ = [
+    "TAKEN",
+    "RewardFunction",
+    "dataset",
+    "reward_functions",
+    "reward_weights",
+    "rollout_function",
+]
+
+# Columns of the table of completions that TRL writes with ``log_completions=True``.
+TAKEN = frozenset({"step", "prompt", "completion", "advantage", "image"})
 
 
 def reward_functions(
@@ -62,9 +72,16 @@ def reward_functions(
         scorer: Where score functions run; here by default.
 
     Raises:
-        RewardDefinitionError: If ``env`` is no text environment.
+        RewardDefinitionError: If ``env`` is no text environment, or a name is taken.
+        ConfigError: If ``max_completion_length`` stands without ``tokenizer``.
     """
     text = text_env(env, "trl")
+    no_clash(text, "trl", TAKEN)
+    if max_completion_length is not None and tokenizer is None:
+        raise ConfigError(
+            f"trl: got max_completion_length={max_completion_length} without a tokenizer, expected "
+            "both, because completions may end at the limit by themselves; pass tokenizer=..."
+        )
     scores = BatchScores(text, tokenizer, max_completion_length, max_error_rate, scorer)
     return [RewardFunction(name, scores) for name in text._declared()]
 
@@ -108,7 +125,7 @@ def dataset(
             "prompt": prompt_of(text, task, chat=chat),
             "task_id": task.id,
             "split": split,
-            "answer": task.answer if isinstance(task.answer, str) else json.dumps(task.answer),
+            "answer": _as_text(task.answer),
         }
         for task in text.task_source(split)
     ]
@@ -130,6 +147,10 @@ def rollout_function(env: MultiRewardEnv[Any, Any] | str, *, max_error_rate: flo
     from mrgym.adapters._trl_rollouts import RolloutFunction
 
     return RolloutFunction(text_env(env, "trl"), max_error_rate)
+
+
+def _as_text(answer: Any) -> str:
+    return answer if isinstance(answer, str) else json.dumps(answer, default=str)
 
 
 def prompt_of(env: TextEnv, task: Task, *, chat: bool) -> str | list[Message]:

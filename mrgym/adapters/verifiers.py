@@ -149,8 +149,8 @@ class _TraceScorer:
         self._scoring: dict[str, asyncio.Future[dict[str, float]]] = {}
         self._played: dict[str, Rollout] = {}
         functions = (getattr(env, method.attribute) for method in env.score_methods.values())
-        only_async = all(map(inspect.iscoroutinefunction, functions))
-        # Score functions that block need not be fit for several threads at a time.
+        only_async = env.max_turns == 1 and all(map(inspect.iscoroutinefunction, functions))
+        # What blocks (respond does) need not be fit for several threads at a time.
         self._pool = ThreadPoolExecutor(_THREADS if only_async else 1, "mrgym-scores")
 
     async def components(self, data: Any, trace: Any) -> dict[str, float]:
@@ -201,7 +201,8 @@ class _TraceScorer:
     async def converse(self, data: Any, interaction: Any) -> None:
         """Play the turns as they are said, until the environment or a limit ends them."""
         task, trace = self._task(data), interaction.trace
-        episode = _begin(self._env, task, self._env.prompt_for(task), 0, 0, 1)[0]
+        prompt = self._env.prompt_for(task)
+        episode = (await self._off_loop(_begin, self._env, task, prompt, 0, 0, 1))[0]
         said: list[Said] = trace.info.setdefault(_SAID, [])
         segment = await interaction.turn()
         while not segment.terminated:

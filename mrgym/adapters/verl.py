@@ -17,10 +17,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from mrgym.adapters._common import no_abstention, no_clash, no_prefill, text_env
+from mrgym.adapters._common import (
+    no_abstention,
+    no_clash,
+    no_prefill,
+    scored,
+    text_env,
+    weights_by_name,
+)
 from mrgym.env import MultiRewardEnv
-from mrgym.errors import ConfigError, TaskError, closest
-from mrgym.score import score_completions
+from mrgym.errors import ConfigError, TaskError
 from mrgym.scoring import Scorer
 from mrgym.tasks import Task
 from mrgym.text import Split, TextEnv
@@ -40,6 +46,7 @@ TAKEN = frozenset(
 )
 
 _PLAIN = re.compile(r"[\w./-]+")
+_NO_TEXT = frozenset({"null", "true", "false", "nan", "inf"})  # unless quoted, to Hydra
 
 
 class ComputeScore(Protocol):
@@ -179,24 +186,17 @@ def config_lines(
         kwargs: Arguments of the environment, where an id is given.
 
     Raises:
-        ConfigError: If a weight is of no component.
-        RewardDefinitionError: As :func:`compute_score_for`.
+        RewardDefinitionError: As :func:`compute_score_for`; if a weight is of no component, or
+            no finite number.
     """
-    declared = _usable(env, kwargs)._declared().weights
-    unknown = [name for name in weights or {} if name not in declared]
-    if unknown:
-        raise ConfigError(
-            f"{PEER}: got weights of {unknown}, expected of {[*declared]}"
-            f"{closest(unknown[0], declared)}; name declared components"
-        )
-    merged = {**declared, **(weights or {})}
+    merged = weights_by_name(_usable(env, kwargs), weights, PEER)
     return [
         f"reward.custom_reward_function.path={_quoted(str(path))}",
         "reward.custom_reward_function.name=compute_score",
         "reward.reward_manager.name=gdpo",
         "algorithm.adv_estimator=gdpo",
-        f"+algorithm.gdpo_reward_keys=[{','.join(merged)}]",
-        f"+algorithm.gdpo_reward_weights=[{','.join(str(float(w)) for w in merged.values())}]",
+        f"+algorithm.gdpo_reward_keys=[{','.join(map(_quoted, merged))}]",
+        f"+algorithm.gdpo_reward_weights=[{','.join(map(str, merged.values()))}]",
         "trainer.use_v1=False",
     ]
 
@@ -210,7 +210,7 @@ def _usable(env: MultiRewardEnv[Any, Any] | str, kwargs: Mapping[str, Any] | Non
 
 
 def _score(env: TextEnv, task: Task, text: str, scorer: Scorer | None) -> dict[str, float]:
-    rollout = score_completions(env, [task], [text], scorer=scorer, on_score_error="raise")[0]
+    rollout = scored(env, task, text, PEER, scorer)
     return {"score": rollout.reward, **rollout.components}
 
 
@@ -225,7 +225,8 @@ def _task(env: TextEnv, extra_info: Mapping[str, Any]) -> Task:
 
 
 def _quoted(value: str) -> str:
-    if _PLAIN.fullmatch(value):
+    """Return a value as Hydra reads it: backslashes are doubled before a quote only."""
+    if _PLAIN.fullmatch(value) and value.lower() not in _NO_TEXT:
         return value
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
     return f"'{escaped}'"

@@ -239,6 +239,15 @@ class TestFromTheirs:
             assert their[1:4] == our[1:4]
             assert their[4] == our[4]
 
+    def test_declared_weights_come_back_with_our_own_view(self):
+        class Weighed(Walk):
+            components = mrgym.components(
+                speed=Component(weight=2.0), cost=Component(weight=-1.0), bonus=Component()
+            )
+
+        back = from_mo_gymnasium(to_mo_gymnasium(Weighed()))
+        assert back.components.weights == {"speed": 2.0, "cost": -1.0, "bonus": 1.0}
+
     def test_vector_envs_carry_the_components(self):
         env_id = "resource-gathering-v0"
         vector = gym.vector.SyncVectorEnv([lambda: wrapped(env_id)] * 3)

@@ -45,6 +45,27 @@ class TestRefusals:
         with pytest.raises(mrgym.RewardDefinitionError, match=r"optional components \['a'\]"):
             to_mo_gymnasium(Shy())
 
+    def test_our_own_names_in_another_order_are_refused(self):
+        with pytest.raises(mrgym.RewardDefinitionError, match=r"expected \['speed', 'cost'\]"):
+            from_mo_gymnasium(to_mo_gymnasium(Walk()), names=["cost", "speed"])
+        renamed = from_mo_gymnasium(to_mo_gymnasium(Walk()), names=["v", "price"])
+        assert [*renamed.components] == ["v", "price"]
+
+    def test_raw_components_of_somebody_else_do_not_hide_ours(self):
+        class Theirs(gym.Env):
+            observation_space = action_space = gym.spaces.Discrete(2)
+            reward_space = gym.spaces.Box(-1, 1, (2,), np.float64)
+
+            def step(self, action):
+                return 0, np.array([0.2, 0.5]), False, False, {"raw_components": {"x": 1}}
+
+        gated = Component(gate=mrgym.Gate(on="a", at_least=1))
+        declared = {"a": Component(), "b": gated}
+        env = from_mo_gymnasium(Theirs(), components=declared, names=["a", "b"])
+        info = env.step(0)[4]
+        assert info["reward_components"] == {"a": 0.2, "b": 0.0}
+        assert info["raw_components"] == {"a": 0.2, "b": 0.5}
+
     def test_what_declares_no_components_is_refused(self):
         with pytest.raises(mrgym.RewardDefinitionError, match="got CartPoleEnv"):
             to_mo_gymnasium(gym.make("CartPole-v1"))
@@ -92,6 +113,20 @@ class TestRewardTransforms:
         report = mrgym.check_env(gym.wrappers.TimeLimit(env, 4))
         assert not report.ok
         assert any(type(env).__name__ in failure for failure in report.failures)
+
+    @pytest.mark.parametrize("change", [{"cost": None}, {"extra": 0.0}])
+    def test_a_wrapper_that_drops_or_adds_a_zero_is_named(self, change):
+        class Rewrites(gym.Wrapper):
+            def step(self, action):
+                *step, info = self.env.step(action)
+                scores = {**info["reward_components"], **change}
+                kept = {n: score for n, score in scores.items() if score is not None}
+                return *step, {**info, "reward_components": kept}
+
+        env = to_mo_gymnasium(Rewrites(Walk()))
+        env.reset(seed=0)
+        with pytest.raises(mrgym.RewardContractError, match=r"expected exactly.*Rewrites"):
+            env.step(0)
 
     @pytest.mark.parametrize("wrap", TRANSFORMS)
     def test_the_vector_view_names_it_at_the_first_step_that_shows_it(self, wrap):

@@ -147,6 +147,7 @@ def test_the_rest_of_the_contract(client):
         ({"verifier_metadata": {"task_id": "9"}}, "'9'"),
         ({"verifier_metadata": {"task": {"prompt": []}}}, "prompt"),
         ({"verifier_metadata": {"task": 3}}, "task"),
+        ({"verifier_metadata": {"task": {"prompt": "q", "anwser": 1}}}, "did you mean 'answer'"),
         ({"length": 3}, "length"),
         ({"response": {}}, "output"),
         ({"response": {"output": [1]}}, "output"),
@@ -180,6 +181,7 @@ def test_a_failed_score_is_an_error_and_no_reward(client, said):
     assert answer.status_code == 500
     assert "reward" not in answer.json()
     assert "answer" in answer.json()["detail"]
+    assert "on_score_error" not in answer.json()["detail"]  # there is no such setting here
     assert verify(client, "x").status_code == 200
 
 

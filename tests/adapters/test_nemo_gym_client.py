@@ -13,7 +13,7 @@ import pytest
 
 import mrgym
 from mrgym import Component
-from mrgym.adapters import nemo_gym
+from mrgym.adapters import nemo_gym, nemo_gym_client
 from mrgym.adapters.nemo_gym import from_nemo_gym
 from mrgym.errors import ConfigError, RewardContractError, RewardDefinitionError, TaskError
 
@@ -49,8 +49,13 @@ class Scripted(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(length))
         self.server.got.append((self.path, self.headers.get("cookie"), body))
         if self.path == "/verify":
+            with self.server.counting:
+                self.server.inside += 1
+                self.server.most = max(self.server.most, self.server.inside)
             self.server.release.wait(self.server.delay)
             self.server.together.wait()
+            with self.server.counting:
+                self.server.inside -= 1
         self.send_response(self.server.status if self.path == "/verify" else 200)
         self.send_header("set-cookie", "session=abc")
         self.end_headers()
@@ -66,6 +71,7 @@ def scripted():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Scripted)
     server.got, server.status, server.answer, server.delay = [], 200, json.dumps(GOOD), 0
     server.release, server.together = threading.Event(), threading.Barrier(1)
+    server.counting, server.inside, server.most = threading.Lock(), 0, 0
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     server.url = f"http://127.0.0.1:{server.server_port}"
@@ -184,6 +190,17 @@ def test_a_batch_is_scored_side_by_side(scripted):
     rollouts = mrgym.score_completions(env, [env.task_source("train")[0]] * 4, list("abcd"))
     assert [r.status for r in rollouts] == ["ok"] * 4
     assert not scripted.together.broken
+
+
+def test_a_large_batch_opens_a_limited_number_of_connections(scripted, monkeypatch):
+    monkeypatch.setattr(nemo_gym_client, "AT_ONCE", 4)
+    scripted.delay = 0.02
+    env, count = env_of(scripted), 16
+    for _ in range(2):  # every batch has an event loop of its own
+        tasks = [env.task_source("train")[0]] * count
+        rollouts = mrgym.score_completions(env, tasks, ["x"] * count)
+        assert [r.status for r in rollouts] == ["ok"] * count
+    assert 1 < scripted.most <= 4
 
 
 def test_scores_inside_a_running_loop(scripted):

@@ -2,6 +2,8 @@
 
 import copy
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -166,6 +168,19 @@ def test_what_the_policy_is_told():
     assert step.observations[1]["content"]  # empty text makes NeMo RL's token ids floats
 
 
+def test_first_calls_that_come_together_load_the_tasks_once():
+    def slowly():
+        for i in range(4):
+            time.sleep(0.01)
+            yield Task(f"say {i}", id=str(i))
+
+    env = NemoRLEnvironment({"env": Guess(tasks=slowly(), eval_tasks=[Task("held out")])})
+    log = [{"role": "assistant", "content": "x"}]
+    with ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(env.step, [log], [{"ground_truth": f"train/{i}"}]) for i in range(4)]
+    assert [call.result().metadata[0]["state"].task.id for call in calls] == list("0123")
+
+
 def test_held_out_tasks_are_named_by_split():
     environment = NemoRLEnvironment({"env": Guess()})
     task = Guess().task_source("eval")[2]
@@ -290,8 +305,10 @@ def test_declared_order_does_not_matter():
     made = nemo_rl.config("zab-v0", train="t.jsonl", name="other")
     assert made["grpo"]["adv_estimator"]["reward_weights"] == [1.0, 2.0, 3.0]
     assert made["data"]["train"]["env_name"] == "other"
-    with pytest.raises(ConfigError, match="did you mean 'zeta'"):
+    with pytest.raises(RewardDefinitionError, match="did you mean 'zeta'"):
         nemo_rl.config("zab-v0", train="t.jsonl", weights={"zet": 1})
+    with pytest.raises(RewardDefinitionError, match=r"NeMo RL: got weights {'zeta': nan}"):
+        nemo_rl.config("zab-v0", train="t.jsonl", weights={"zeta": float("nan")})
 
 
 class Zab(mrgym.SingleTurnEnv):

@@ -175,6 +175,29 @@ class TestServed:
         ):
             client.reset(taskid="x")
 
+    def test_an_index_beside_an_id_is_refused(self, url, sample):
+        other = sample.env.task_source("train")[1].id
+        with GenericEnvClient(url).sync() as client:
+            with pytest.raises(RuntimeError, match="'index' or 'task_id'"):
+                client.reset(index=0, task_id=other)
+            with pytest.raises(RuntimeError, match="got index True"):
+                client.reset(index=True)
+
+    def test_one_environment_for_all_sessions_is_refused(self):
+        env = mrgym.make("math_multi_reward")
+        with pytest.raises(mrgym.ConfigError, match="gives the same math_multi_reward"):
+            create_app(lambda: env)
+
+    def test_sessions_draw_tasks_of_their_own(self):
+        env = mrgym.make("math_multi_reward")
+        env.reset(seed=0)
+        seen = []
+        with serving(create_app(env)) as address:
+            for _ in range(2):
+                with GenericEnvClient(address).sync() as client:
+                    seen.append([client.reset().metadata["task_id"] for _ in range(4)])
+        assert seen[0] != seen[1]
+
     def test_sessions_do_not_share_an_episode(self, url, sample):
         one, two = sample.env.task_source("train")[:2]
         with GenericEnvClient(url).sync() as a, GenericEnvClient(url).sync() as b:

@@ -222,7 +222,14 @@ class TestRefusals:
             from_reasoning_gym("chain_sum", max_term=3)
 
     @pytest.mark.parametrize(
-        "config", [{"size": 0}, {"min_terms": 5, "max_terms": 2}, {"min_terms": "x"}]
+        "config",
+        [
+            {"size": 0},
+            {"min_terms": 5, "max_terms": 2},
+            {"min_terms": "x"},
+            {"seed": None},
+            {"unreadable": -1},
+        ],
     )
     def test_a_configuration_that_cannot_work(self, config):
         with pytest.raises(mrgym.ConfigError, match="reasoning_gym chain_sum: got"):

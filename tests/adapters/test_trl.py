@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch starts its threads
@@ -143,6 +144,12 @@ def test_the_dataset_holds_the_tasks():
     assert env.instruction in chat[0]["prompt"][0]["content"]
     held_out = [task.id for task in env.task_source("eval")]
     assert chat["task_id"][:] == held_out
+
+
+def test_an_answer_that_json_does_not_know_is_text_in_the_dataset():
+    tasks = [mrgym.Task(f"when {i}", datetime.date(2000, 1, i)) for i in (1, 2)]
+    rows = mrgym_trl.dataset(Guess(tasks=tasks, eval_tasks=[mrgym.Task("other")]))
+    assert rows["answer"][:] == ['"2000-01-01"', '"2000-01-02"']
 
 
 def test_prompts_without_such_a_form_are_refused():

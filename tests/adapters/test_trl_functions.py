@@ -13,6 +13,7 @@ import pytest
 import mrgym
 from mrgym.adapters import trl as mrgym_trl
 from mrgym.errors import (
+    ConfigError,
     MissingExtraError,
     RewardDefinitionError,
     RolloutError,
@@ -271,6 +272,24 @@ def test_weights_by_name():
     assert mrgym_trl.reward_weights(Counting(), {"digit": 0.5}) == [2.0, 1.0, 0.5]
     with pytest.raises(RewardDefinitionError, match=r"'lenght'.*did you mean 'length'\?"):
         mrgym_trl.reward_weights(Counting(), {"lenght": 1.0})
+    with pytest.raises(RewardDefinitionError, match=r"trl: got weights {'digit': nan}"):
+        mrgym_trl.reward_weights(Counting(), {"digit": float("nan")})
+
+
+@pytest.mark.parametrize("name", sorted(mrgym_trl.TAKEN))
+def test_names_of_columns_are_refused(name):
+    class Named(Counting):
+        @mrgym.component(name=name)
+        def further(self, task, completion):
+            return 1
+
+    with pytest.raises(RewardDefinitionError, match=name):
+        mrgym_trl.reward_functions(Named())
+
+
+def test_a_token_limit_without_a_tokenizer_is_refused():
+    with pytest.raises(ConfigError, match="max_completion_length=3 without a tokenizer"):
+        mrgym_trl.reward_functions(Counting(), max_completion_length=3)
 
 
 def test_functions_survive_pickling():

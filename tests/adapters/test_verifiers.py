@@ -9,8 +9,10 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -406,3 +408,56 @@ def test_the_command_line_with_a_harness_of_verifiers(served, tmp_path, source, 
 def test_environment_is_made_of_its_taskset():
     cls = environment(taskset("math_multi_reward"))
     assert issubclass(cls, vf.Env)
+
+
+class Alone(mrgym.MultiTurnEnv):
+    """Whose answers are not fit for several threads, though its score function is async."""
+
+    max_turns = 3
+    inside = met = 0
+
+    def tasks(self, split):
+        return [mrgym.Task(f"{split}?", id="1")]
+
+    def _enter(self):
+        self.inside += 1
+        self.met = max(self.met, self.inside)
+        time.sleep(0.002)
+        self.inside -= 1
+
+    def start(self, task, rng):
+        self._enter()
+        return super().start(task, rng)
+
+    def respond(self, state, completion):
+        self._enter()
+        return "go on"
+
+    @mrgym.component(low=0, high=3, reduce="sum")
+    async def turns(self, state, completion):
+        return 1
+
+
+class Scripted:
+    """A conversation in which the agent says the same at every turn."""
+
+    def __init__(self, number):
+        self.trace = SimpleNamespace(id=str(number), info={}, is_truncated=False)
+
+    async def turn(self, message=None):
+        said = vf.AssistantMessage(content="x")
+        return SimpleNamespace(terminated=False, messages=[said], root_reply=None)
+
+
+def test_conversations_at_a_time_do_not_meet_inside_the_environment():
+    env = Alone()
+    scorer = taskset(env).mrgym_scorer
+    data = SimpleNamespace(id="1", split="train")
+    talks = [Scripted(i) for i in range(8)]
+
+    async def all_of_them():
+        await asyncio.gather(*(scorer.converse(data, talk) for talk in talks))
+        return await asyncio.gather(*(scorer.components(data, talk.trace) for talk in talks))
+
+    assert asyncio.run(all_of_them()) == [{"turns": 3.0}] * 8
+    assert env.met == 1

@@ -265,3 +265,17 @@ def test_a_task_of_somebody_else_is_an_error():
     (rollout,) = mrgym.score_completions(env, [mrgym.Task("Say 1", "1")], ["1"])
     assert rollout.status == "error"
     assert "expected one of its own" in rollout.error
+
+
+def test_a_task_of_another_kind_further_back_is_refused_too():
+    class Prepared(Plain):
+        async def setup(self, trace, runtime):
+            """Would not run here."""
+
+    class Mixed(Rows):
+        def load(self):
+            yield from super().load()
+            yield Prepared(Row(prompt="last"), self.config.task)
+
+    with pytest.raises(RewardDefinitionError, match=r"got Prepared, where the task has setup\(\)"):
+        from_verifiers(Mixed(vf.TasksetConfig()))

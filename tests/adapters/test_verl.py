@@ -83,7 +83,7 @@ def test_tasks_are_found_on_both_splits():
 
 def test_a_failed_score_stops():
     score = verl.compute_score_for(Echo())
-    with pytest.raises(ScoreError, match="no grader"):
+    with pytest.raises(ScoreError, match=r"no grader.*mend the score function \(verl would"):
         call(score, "crash")
     assert call(score)["zeta"] == 1.0
 
@@ -144,8 +144,14 @@ def test_the_configuration_keeps_weights_with_their_names():
         "+algorithm.gdpo_reward_weights=[2.0,3.0,1.0]",
         "trainer.use_v1=False",
     ]
-    with pytest.raises(ConfigError, match="did you mean 'alpha'"):
+    with pytest.raises(RewardDefinitionError, match="did you mean 'alpha'"):
         verl.config_lines(Echo(), "reward.py", weights={"alfa": 3})
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), "1", None])
+def test_a_weight_that_is_no_finite_number_is_refused(wrong):
+    with pytest.raises(RewardDefinitionError, match=r"verl: got weights {'alpha': .*finite"):
+        verl.config_lines(Echo(), "reward.py", weights={"alpha": wrong})
 
 
 def test_the_module_is_a_file_that_makes_the_function(tmp_path, sample):

@@ -16,6 +16,7 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 pytest.importorskip("verl", reason="needs verl (make test-peers)")
 pytest.importorskip("torch", reason="needs torch")
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -109,6 +110,18 @@ def test_its_dataset_reads_our_rows(sample, scored):
 def test_no_column_of_its_rows_may_be_a_component(scored):
     row = next(iter(scored.rows.values()))
     assert row.keys() <= adapter.TAKEN
+
+
+@pytest.mark.parametrize("path", ["a b/c's.py", "a\\b.py", "a\\'b.py", "end\\"])
+def test_paths_and_names_are_read_by_hydra_as_they_are(path):
+    names = ["null", "True", "nan", "inf", "a-b", "c.d"]
+
+    class Named(mrgym.SingleTurnEnv):
+        components = mrgym.components(**{name: mrgym.Component() for name in names})
+
+    lines = OverridesParser.create().parse_overrides(adapter.config_lines(Named(), path))
+    assert lines[0].value() == path
+    assert lines[4].value() == names
 
 
 @pytest.mark.parametrize("prefix", ["", "file://"])
