@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import warnings
 from collections.abc import Collection, Mapping
 from numbers import Real
 from types import ModuleType
@@ -15,6 +16,7 @@ from mrgym.registry import make
 from mrgym.rollout import Rollout
 from mrgym.score import score_completions
 from mrgym.scoring import Scorer
+from mrgym.scoring.declare import EVERY
 from mrgym.tasks import Task
 from mrgym.text import TextEnv
 
@@ -26,6 +28,7 @@ __all__ = [
     "resolve",
     "scored",
     "text_env",
+    "warn_one_at_a_time",
     "weights_by_name",
 ]
 
@@ -116,6 +119,22 @@ def no_prefill(env: TextEnv, peer: str) -> None:
         raise RewardDefinitionError(
             f"{peer}: got prefill {env.prefill!r} of {env.contract_name}, expected none, because "
             f"{peer} asks with chat messages alone and scores would miss it; switch it off"
+        )
+
+
+def warn_one_at_a_time(env: TextEnv, peer: str) -> None:
+    """Say aloud that a peer hands over one completion at a time, where a component is batched.
+
+    Whether a batched component only saves time, or compares the completions of a group (and
+    scores one alone differently), cannot be told from its declaration.
+    """
+    methods = env.score_methods.values()
+    batched = [m.component for m in methods if m.batched and m.component != EVERY]
+    if batched:
+        warnings.warn(
+            f"{peer}: got batched components {batched} of {env.contract_name}, which {peer} hands "
+            "one completion at a time; one that compares completions of a group scores otherwise",
+            stacklevel=3,
         )
 
 

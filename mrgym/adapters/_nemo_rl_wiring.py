@@ -6,7 +6,13 @@ import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mrgym.adapters._common import no_abstention, no_prefill, text_env, weights_by_name
+from mrgym.adapters._common import (
+    no_abstention,
+    no_prefill,
+    text_env,
+    warn_one_at_a_time,
+    weights_by_name,
+)
 from mrgym.env import MultiRewardEnv
 from mrgym.errors import ConfigError, RewardDefinitionError, TaskError
 from mrgym.text import Split, TextEnv
@@ -133,6 +139,7 @@ def usable(
     made = text_env(env, PEER, **kwargs)
     no_abstention(made, PEER, "it turns a missing component into 0.0")
     no_prefill(made, PEER)
+    warn_one_at_a_time(made, f"{PEER} (asynchronous)")
     if estimator == "gdpo" and len(made._declared()) < 2:
         raise RewardDefinitionError(
             f"{PEER}: got the one component {[*made._declared()]} of {made.contract_name}, "

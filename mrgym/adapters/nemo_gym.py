@@ -31,7 +31,15 @@ from typing import Any, TypeAlias
 import msgspec
 from pydantic import BaseModel, ConfigDict
 
-from mrgym.adapters._common import need, no_abstention, no_clash, no_prefill, scored, text_env
+from mrgym.adapters._common import (
+    need,
+    no_abstention,
+    no_clash,
+    no_prefill,
+    scored,
+    text_env,
+    warn_one_at_a_time,
+)
 from mrgym.adapters._nemo_gym_metrics import aggregate
 from mrgym.adapters._nemo_gym_response import completion_of
 from mrgym.adapters.nemo_gym_client import from_nemo_gym
@@ -233,6 +241,7 @@ def _usable(env: EnvOrFactory) -> TextEnv:
     no_abstention(made, PEER, "NeMo RL turns a missing component into 0.0")
     no_clash(made, PEER, TAKEN)
     no_prefill(made, PEER)
+    warn_one_at_a_time(made, PEER)
     return made
 
 

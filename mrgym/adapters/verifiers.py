@@ -27,7 +27,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias, TypeVar
 
-from mrgym.adapters._common import need, no_prefill, text_env, weights_by_name
+from mrgym.adapters._common import need, no_prefill, text_env, warn_one_at_a_time, weights_by_name
 from mrgym.adapters._verifiers_env import VerifiersEnv, from_verifiers
 from mrgym.env import MultiRewardEnv
 from mrgym.errors import RolloutError, ScoreError
@@ -72,6 +72,7 @@ def taskset(
             itself, or a weight has no component.
     """
     vf, text = need("verifiers.v1", "verifiers"), text_env(env, "verifiers")
+    warn_one_at_a_time(text, "verifiers")
     no_prefill(text, "verifiers")
     scorer, default_split = _TraceScorer(text), split
 

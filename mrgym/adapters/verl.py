@@ -23,6 +23,7 @@ from mrgym.adapters._common import (
     no_prefill,
     scored,
     text_env,
+    warn_one_at_a_time,
     weights_by_name,
 )
 from mrgym.env import MultiRewardEnv
@@ -206,6 +207,7 @@ def _usable(env: MultiRewardEnv[Any, Any] | str, kwargs: Mapping[str, Any] | Non
     no_abstention(made, PEER, "it looks up the same keys for every sample")
     no_clash(made, PEER, TAKEN)
     no_prefill(made, PEER)
+    warn_one_at_a_time(made, PEER)
     return made
 
 

@@ -1,6 +1,7 @@
 """verl's reward function of an environment, its rows and configuration, without verl."""
 
 import threading
+import warnings
 
 import pytest
 
@@ -199,3 +200,16 @@ def test_what_would_be_lost_is_refused(env, kwargs, expected, make, tmp_path):
             "rows": lambda: next(verl.rows(env, kwargs=kwargs)),
             "lines": lambda: verl.config_lines(env, "r.py", kwargs=kwargs),
         }[make]()
+
+
+def test_a_batched_component_that_gets_one_at_a_time_is_said_aloud():
+    class Ranked(Echo):
+        @mrgym.component(batched=True)
+        def rank(self, tasks, completions):
+            return [float(i) for i in range(len(completions))]
+
+    with pytest.warns(UserWarning, match=r"batched components \['rank'\] .* one completion"):
+        verl.compute_score_for(Ranked())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        verl.compute_score_for(Echo())
