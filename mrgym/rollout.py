@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -205,9 +206,10 @@ def run_groups(
     whole_groups = any(method.batched for method in env.score_methods.values())
     while episodes:
         ready = ready_completions(sampler, prompts, width, params, whole_groups=whole_groups)
-        for part in ready:
-            turn = [(episodes[position], completion) for position, completion in part]
-            _play(env, scorer, turn, sampler, on_score_error)
+        with closing(ready):  # an error here stops the sampler before it is handled
+            for part in ready:
+                turn = [(episodes[position], completion) for position, completion in part]
+                _play(env, scorer, turn, sampler, on_score_error)
         episodes = [episode for episode in episodes if not episode.over]
         prompts, width = [episode.prompt for episode in episodes], 1
         params = _next_turn(params)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Protocol, TypeAlias, runtime_checkable
@@ -39,7 +39,7 @@ def ready_completions(
     params: SamplingParams,
     *,
     whole_groups: bool = False,
-) -> Iterator[Ready]:
+) -> Generator[Ready, None, None]:
     """Yield what is ready, until all ``n`` completions of every prompt were handed out.
 
     A :class:`StreamingSampler` samples in a thread meanwhile; any other sampler gives all at once.

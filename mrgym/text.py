@@ -122,6 +122,8 @@ class TextEnv(MultiRewardEnv[str, str]):
 
         Overridden without the ``split`` parameter, a stable fifth of the tasks is held out.
         """
+        if self._given["train"] is not None or self._sources:
+            return self.task_source(split)
         raise TaskError(
             f"{self.contract_name}: got no tasks, expected some; define tasks(self, split) "
             "or pass tasks=..."

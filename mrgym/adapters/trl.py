@@ -13,6 +13,7 @@
         args=GRPOConfig(
             reward_weights=mrgym_trl.reward_weights(env, {"format": 0.5}),
             multi_objective_aggregation="normalize_then_sum",  # GDPO, arXiv 2601.05242
+            bf16=torch.cuda.is_available(),
         ),
     )
 

@@ -181,3 +181,17 @@ def test_turns_after_the_first_stream_too():
     for group in groups:
         for rollout in group.rollouts:
             assert {t.completion.partition("/")[0] for t in rollout.turns} == {group.task_id}
+
+
+def test_an_error_while_scoring_stops_the_sampler_before_it_is_handled():
+    class Broken(Echo):
+        @mrgym.component(low=0, high=1)
+        def wrong(self, task, completion):
+            return 2.0
+
+    sampler = Stream()
+    with pytest.raises(mrgym.RewardContractError) as caught:  # holds the frames of the loop
+        groups_of(Broken(), sampler, n=50_000)
+    assert sampler.closed == 1
+    assert sampler.given < 4 * 50_000
+    assert caught.value.__traceback__ is not None

@@ -390,3 +390,9 @@ class TestHuggingFace:
     def test_any_iterable_of_rows_will_do_without_the_package(self, monkeypatch, row):
         monkeypatch.setitem(sys.modules, "datasets", None)
         assert huggingface_tasks([row])[0].prompt == row["question"]
+
+
+def test_tasks_that_were_given_are_the_environments_tasks():
+    env = mrgym.from_functions([mrgym.Task(f"q{i}") for i in range(9)], {"len": lambda t, c: 1.0})
+    assert [*env.tasks("train")] == [*env.task_source("train")]
+    assert [*env.tasks("eval")] == [*env.task_source("eval")]
