@@ -7,7 +7,7 @@ import random
 import time
 import uuid
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import gymnasium as gym
@@ -75,6 +75,7 @@ class Client:
         self._retries = retries
         self._media = MSGPACK if format == "msgpack" else JSON
         self._http: httpx.Client | None = None
+        self._closing: weakref.finalize[..., Client] | None = None
         self._pid = 0
 
     @property
@@ -108,23 +109,17 @@ class Client:
         out = self._ask("POST", "/prompts", body, wire.PromptsOut).prompts
         return self._as_many(out, tasks)
 
-    def score(self, items: Sequence[wire.ScoreItem], batch: int) -> list[wire.ScoreResult]:
-        """Return a result an item, in requests of at most ``batch``."""
-        results: list[wire.ScoreResult] = []
-        for start in range(0, len(items), batch):
-            part = items[start : start + batch]
-            out = self._ask("POST", "/score", wire.ScoreIn(items=[*part]), wire.ScoreOut)
-            results += self._as_many(out.results, part)
-        return results
+    def score(
+        self, items: Sequence[wire.ScoreItem], limits: wire.LimitsOut
+    ) -> list[wire.ScoreResult]:
+        """Return a result an item, in requests within the service's limits."""
+        return self._in_parts("/score", items, limits, wire.ScoreIn, wire.ScoreOut)
 
-    def turns(self, items: Sequence[wire.TurnItem], batch: int) -> list[wire.TurnResult]:
-        """Return what each conversation's last turn led to, in requests of at most ``batch``."""
-        results: list[wire.TurnResult] = []
-        for start in range(0, len(items), batch):
-            part = items[start : start + batch]
-            out = self._ask("POST", "/turns", wire.TurnsIn(items=[*part]), wire.TurnsOut)
-            results += self._as_many(out.results, part)
-        return results
+    def turns(
+        self, items: Sequence[wire.TurnItem], limits: wire.LimitsOut
+    ) -> list[wire.TurnResult]:
+        """Return what each conversation's last turn led to, in requests within the limits."""
+        return self._in_parts("/turns", items, limits, wire.TurnsIn, wire.TurnsOut)
 
     def open_session(self) -> str:
         """Return the id of a new session."""
@@ -139,8 +134,6 @@ class Client:
 
     def end_session(self, session: str) -> None:
         """End a session; one that cannot be ended expires by itself."""
-        if self._pid != os.getpid():  # forked: it is the parent's
-            return
         try:
             self._attempt("DELETE", f"/sessions/{session}", None, min(self._timeout, _GOODBYE))
         except (httpx.HTTPError, RuntimeError, MrgymError):
@@ -148,9 +141,9 @@ class Client:
 
     def close(self) -> None:
         """Close the connections; the next request opens new ones."""
-        if self._http is not None and self._pid == os.getpid():
-            self._http.close()
-        self._http = None
+        if self._closing is not None and self._pid == os.getpid():
+            self._closing()
+        self._http = self._closing = None
 
     def nonsense(self, what: str) -> RemoteError:
         """Return the error of an answer that cannot be one."""
@@ -159,11 +152,32 @@ class Client:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_http": None}
+        return {**self.__dict__, "_http": None, "_closing": None}
 
     def _ask(self, method: str, path: str, body: Any, answer: type[R]) -> R:
-        data, media = self._send(method, path, body)
+        content = None if body is None else encode(body, self._media)
+        data, media = self._send(method, path, content)
         return self._decoded(data, answer, media)
+
+    def _in_parts(
+        self,
+        path: str,
+        items: Sequence[Any],
+        limits: wire.LimitsOut,
+        asked: Callable[..., Any],
+        answer: type[Any],
+    ) -> list[Any]:
+        """Return the answers to items, in as many requests as number and length need."""
+        if len(items) > limits.max_batch:
+            half = limits.max_batch
+        else:
+            content = encode(asked(items=[*items]), self._media)
+            if len(content) <= limits.max_body_bytes or len(items) < 2:
+                data, media = self._send("POST", path, content)
+                return self._as_many(self._decoded(data, answer, media).results, items)
+            half = len(items) // 2
+        first = self._in_parts(path, items[:half], limits, asked, answer)
+        return first + self._in_parts(path, items[half:], limits, asked, answer)
 
     def _decoded(self, data: bytes, record: type[R], media: str) -> R:
         try:
@@ -176,9 +190,8 @@ class Client:
             raise self.nonsense(f"{len(got)} results for {len(asked)} items")
         return got
 
-    def _send(self, method: str, path: str, body: Any) -> tuple[bytes, str]:
+    def _send(self, method: str, path: str, content: bytes | None) -> tuple[bytes, str]:
         """Return the bytes and format of an answer, asking again where that may help."""
-        content = None if body is None else encode(body, self._media)
         problem = ""
         wait = 0.0
         for attempt in range(self._retries + 1):
@@ -233,7 +246,7 @@ class Client:
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
             )
             self._pid = os.getpid()
-            weakref.finalize(self, self._http.close)
+            self._closing = weakref.finalize(self, self._http.close)
         return self._http
 
     def _checked(self, response: httpx.Response, data: bytes) -> tuple[bytes, str]:
@@ -281,4 +294,4 @@ def _reason(response: httpx.Response, data: bytes) -> str:
 
 def _wait(response: httpx.Response) -> float:
     after = response.headers.get("retry-after", "")
-    return min(float(after), _LONGEST_WAIT) if after.isdigit() else 0.0
+    return min(float(after), _LONGEST_WAIT) if after.isdecimal() else 0.0

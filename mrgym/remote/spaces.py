@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 import weakref
 from typing import Any
 
@@ -11,6 +13,7 @@ from mrgym.env import MultiRewardEnv, StepResult
 from mrgym.errors import RemoteError, SpaceError, WireError
 from mrgym.remote.client import Client
 from mrgym.remote.declared import declared_components
+from mrgym.remote.sendable import check_sendable
 from mrgym.server import schemas as wire
 from mrgym.server.space_wire import read_space, value_from_wire, value_to_wire
 
@@ -37,6 +40,8 @@ class RemoteEnv(MultiRewardEnv[Any, Any]):
         self._session: str | None = None
         self._seq = 0
         self._forget: weakref.finalize[..., RemoteEnv] | None = None
+        self._pid = 0
+        self._told = False
 
     @property
     def contract_name(self) -> str:
@@ -51,8 +56,9 @@ class RemoteEnv(MultiRewardEnv[Any, Any]):
         Raises:
             RemoteError: If the service cannot be asked, or has no place for a session.
         """
+        check_sendable(options, f"{self.contract_name}, options")
         super().reset(seed=seed)
-        if self._session is None:
+        if self._session is None or self._pid != os.getpid():
             self._open()
         request = wire.ResetIn(seq=self._next(), seed=seed, options=options)
         out = self._ask("reset", request)
@@ -65,7 +71,7 @@ class RemoteEnv(MultiRewardEnv[Any, Any]):
             RemoteError: If the service cannot be asked.
             RewardContractError: If the answer breaks the contract.
         """
-        if self._session is None:
+        if self._session is None or self._pid != os.getpid():  # forked: it is the parent's
             raise gym.error.ResetNeeded(f"{self.contract_name}: call reset() before step()")
         data = value_to_wire(self.action_space, action, binary=self._client.binary)
         out = self._ask("step", wire.StepIn(action=data, seq=self._next()))
@@ -81,8 +87,8 @@ class RemoteEnv(MultiRewardEnv[Any, Any]):
 
     def _open(self) -> None:
         self._session = self._client.open_session()
-        self._seq = 0
-        self._forget = weakref.finalize(self, self._client.end_session, self._session)
+        self._seq, self._pid = 0, os.getpid()
+        self._forget = weakref.finalize(self, _end, self._client, self._session, self._pid)
 
     def _drop(self) -> None:
         self._session = None
@@ -95,6 +101,13 @@ class RemoteEnv(MultiRewardEnv[Any, Any]):
         return self._seq
 
     def _seen(self, out: wire.TransitionOut) -> Any:
+        if out.left_out and not self._told:
+            self._told = True
+            warnings.warn(
+                f"{self.contract_name}: entries {out.left_out} of info have no form on the wire "
+                "and are left out",
+                stacklevel=3,
+            )
         try:
             return value_from_wire(self.observation_space, out.observation)
         except SpaceError as error:
@@ -113,3 +126,8 @@ class RemoteEnv(MultiRewardEnv[Any, Any]):
         if out.seq != request.seq:
             raise self._client.nonsense(f"the answer to request {out.seq} for {request.seq}")
         return out
+
+
+def _end(client: Client, session: str, pid: int) -> None:
+    if pid == os.getpid():  # in a fork it is still the parent's
+        client.end_session(session)

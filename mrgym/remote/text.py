@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 
 from mrgym.components import ABSENT, Absent, Component, RewardVector
-from mrgym.errors import RemoteError, RewardContractError, ScoreError
+from mrgym.errors import RemoteError, RewardContractError, ScoreError, TaskError
 from mrgym.remote.client import Client
 from mrgym.remote.declared import declared_components
+from mrgym.remote.sendable import same_task, task_in
 from mrgym.sampler import Completion, Prompt
 from mrgym.scoring import ScoreMethod, Scorer
 from mrgym.scoring.declare import EVERY
 from mrgym.server import schemas as wire
-from mrgym.server.random_state import write_random
+from mrgym.server.random_state import set_random, write_random
+from mrgym.server.space_wire import read_space
 from mrgym.spaces import Message
 from mrgym.tasks import Task, TaskSource
 from mrgym.text import Split, State, Tasks, TextEnv, TurnOutcome
@@ -23,6 +25,7 @@ from mrgym.text import Split, State, Tasks, TextEnv, TurnOutcome
 __all__ = ["RemoteTextEnv"]
 
 _PAGE = 1000
+_KEPT = 4096
 _SAID = "remote_said"
 _RANDOM = "remote_random"
 
@@ -48,7 +51,9 @@ class RemoteTextEnv(TextEnv):
         super().__init__(tasks=tasks, eval_tasks=eval_tasks)
         self.components = declared_components(described, client.url)
         self.instruction, self.prefill = described.instruction, described.prefill
-        self.max_turns = described.max_turns
+        self.max_turns, self.split = described.max_turns, described.split
+        self.action_space = read_space(described.action_space or {})
+        self.observation_space = read_space(described.observation_space or {})
         every = ScoreMethod(EVERY, "scores", Component(), batched=True, wants_state=False)
         self.score_methods = {EVERY: every}  # type: ignore[misc]
         self._client = client
@@ -93,8 +98,18 @@ class RemoteTextEnv(TextEnv):
         return list(self._prompt(task).messages)
 
     def gold_completion(self, task: Task) -> str | None:
-        """Return the service's gold completion of a task."""
-        return self._prompt(task).gold
+        """Return the service's gold completion of a task.
+
+        Raises:
+            TaskError: If its environment could not give one.
+        """
+        prompt = self._prompt(task)
+        if prompt.gold_error is not None:
+            raise TaskError(
+                f"{self.contract_name}, task {task.id}: got {prompt.gold_error} for its gold "
+                "completion, expected text or None; give a task like the environment's own"
+            )
+        return prompt.gold
 
     def start(self, task: Task, rng: np.random.Generator) -> State:
         """Return the state of a new episode, with the numbers its service is to draw."""
@@ -115,13 +130,13 @@ class RemoteTextEnv(TextEnv):
         for state, completion in zip(states, completions, strict=True):
             state.turn += 1
             state.messages.append(Message(role="assistant", content=completion.text))
-            state.data[_SAID].append(completion.text)
+            state.data[_SAID].append(completion)
         if not self._described.conversation:
             items = [self._item(s, c) for s, c in zip(states, completions, strict=True)]
-            scored = self._client.score(items, self._described.limits.max_batch)
+            scored = self._client.score(items, self._described.limits)
             return [self._scored(s, r) for s, r in zip(states, scored, strict=True)]
         turns = [self._turn(s, c) for s, c in zip(states, completions, strict=True)]
-        played = self._client.turns(turns, self._described.limits.max_batch)
+        played = self._client.turns(turns, self._described.limits)
         return [self._played(s, r) for s, r in zip(states, played, strict=True)]
 
     def scores(self, tasks: Sequence[Task], completions: Sequence[str]) -> list[dict[str, Any]]:
@@ -131,10 +146,10 @@ class RemoteTextEnv(TextEnv):
             ScoreError: If one has no scores.
         """
         items = [
-            wire.ScoreItem(completion=str(text), **self._named(task))
+            wire.ScoreItem(completion=str(text), token_ids=_tokens([text]), **self._named(task))
             for task, text in zip(tasks, completions, strict=True)
         ]
-        results = self._client.score(items, self._described.limits.max_batch)
+        results = self._client.score(items, self._described.limits)
         failed = next((r for r in results if r.status != "ok"), None)
         if failed is not None:
             raise ScoreError(
@@ -149,13 +164,17 @@ class RemoteTextEnv(TextEnv):
 
     def _item(self, state: State, completion: Completion) -> wire.ScoreItem:
         return wire.ScoreItem(
-            completion=completion.text, truncated=completion.truncated, **self._named(state.task)
+            completion=completion.text,
+            truncated=completion.truncated,
+            token_ids=_tokens([completion]),
+            **self._named(state.task),
         )
 
     def _turn(self, state: State, completion: Completion) -> wire.TurnItem:
         return wire.TurnItem(
-            completion=[*state.data[_SAID]],
+            completion=[said.text for said in state.data[_SAID]],
             truncated=completion.truncated,
+            token_ids=_tokens(state.data[_SAID]),
             random=state.data[_RANDOM],
             **self._named(state.task),
         )
@@ -163,22 +182,28 @@ class RemoteTextEnv(TextEnv):
     def _named(self, task: Task) -> dict[str, Any]:
         """Return how a task is named: by id where it is the service's own, else whole."""
         known = self._known.get(task.id)
-        if known is not None and (known[0] is task or known[0] == task):
+        if known is not None and same_task(known[0], task):
             return {"task_id": task.id, "split": known[1]}
-        return {"task": _task_in(task)}
+        return {"task": task_in(task)}
 
     def _scored(self, state: State, result: wire.ScoreResult) -> TurnOutcome:
         outcome = TurnOutcome([], result.terminated, result.truncated, result.status, result.error)
         if result.status == "ok":
             outcome.vector = self._vector(state, result)
             state.turn_scores.append(dict(outcome.vector.raw))
+        elif result.turn_scores:
+            state.turn_scores.append({**result.turn_scores})
         return outcome
 
     def _played(self, state: State, result: wire.TurnResult) -> TurnOutcome:
         outcome = TurnOutcome(
             result.answers, result.terminated, result.truncated, result.status, result.error
         )
+        if result.random is not None:  # the next episode goes on with what this one left
+            set_random(state.rng, result.random)
         if result.status != "ok":
+            if result.turn_scores:
+                state.turn_scores.append({**result.turn_scores})
             return outcome
         self._check_replay(state, result)
         state.messages[:] = result.messages
@@ -223,12 +248,17 @@ class RemoteTextEnv(TextEnv):
 
     def _prompt(self, task: Task) -> wire.PromptOut:
         kept = self._prompts.get(task.id)
-        if kept is not None and (kept[0] is task or kept[0] == task):
+        if kept is not None and same_task(kept[0], task):
             return kept[1]
-        prompt = self._client.prompts([_task_in(task)])[0]
+        prompt = self._client.prompts([task_in(task)])[0]
         self._prompts[task.id] = (task, prompt)
+        if len(self._prompts) > len(self._known) + _KEPT:  # tasks may be made without end
+            own = next(id for id in self._prompts if id not in self._known)
+            del self._prompts[own]
         return prompt
 
 
-def _task_in(task: Task) -> wire.TaskIn:
-    return wire.TaskIn(prompt=task.prompt, answer=task.answer, id=task.id, metadata=task.metadata)
+def _tokens(completions: Sequence[str]) -> list[list[int]]:
+    """Return the tokens of every turn, or nothing where a sampler works on text alone."""
+    ids = [[*getattr(completion, "token_ids", ())] for completion in completions]
+    return ids if any(ids) else []

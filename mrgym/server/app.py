@@ -22,12 +22,13 @@ from mrgym.server.codec import MSGPACK, encode, read, wanted
 from mrgym.server.config import ServerConfig
 from mrgym.server.describe import describe
 from mrgym.server.guard import Guard, Switch
+from mrgym.server.lanes import Lanes
 from mrgym.server.metrics import METRICS_TYPE, Metrics
 from mrgym.server.openapi import body_of, responses_of, use_schemas
 from mrgym.server.problems import Problem
 from mrgym.server.scoring import Scoring
 from mrgym.server.session import Session, Transition
-from mrgym.server.sessions import Sessions
+from mrgym.server.sessions import CLOSING, Sessions, log_close
 from mrgym.server.space_wire import value_to_wire
 from mrgym.text import TextEnv
 
@@ -75,6 +76,7 @@ class _App:
         )
         switch = Switch()
         app.state.switch = switch
+        app.router.redirect_slashes = False  # to wherever the Host header says
         app.add_middleware(Guard, config=config, metrics=self._metrics, switch=switch)
         app.add_exception_handler(HTTPException, _of_framework)
         app.add_exception_handler(RequestValidationError, _of_parameters)
@@ -87,15 +89,16 @@ class _App:
         errors = (404, 409, 410, 504)
         one = "/sessions/{session_id}"
         if self._scoring is not None:
-            _route(app, "POST", "/score", self.score, wire.ScoreOut, wire.ScoreIn)
-            _route(app, "POST", "/turns", self.turns, wire.TurnsOut, wire.TurnsIn)
+            _route(app, "POST", "/score", self.score, wire.ScoreOut, wire.ScoreIn, 504)
+            _route(app, "POST", "/turns", self.turns, wire.TurnsOut, wire.TurnsIn, 504)
         _route(app, "POST", f"{one}/step", self.step, wire.TransitionOut, wire.StepIn, *errors)
         _route(app, "POST", f"{one}/reset", self.reset, wire.TransitionOut, wire.ResetIn, *errors)
         _route(app, "POST", "/sessions", self.open, wire.SessionOut, wire.SessionIn, 504)
         _route(app, "DELETE", one, self.end, wire.HealthOut, None, 404, 422)
         if self._scoring is not None:
-            _route(app, "POST", "/prompts", self.prompts, wire.PromptsOut, wire.PromptsIn)
-            _route(app, "GET", "/tasks", self.tasks, wire.TasksOut, None, 404, 422, direct=False)
+            _route(app, "POST", "/prompts", self.prompts, wire.PromptsOut, wire.PromptsIn, 504)
+            paged = (404, 422, 429, 504)
+            _route(app, "GET", "/tasks", self.tasks, wire.TasksOut, None, *paged, direct=False)
         _route(app, "GET", "/env", self.env, wire.EnvOut)
         _route(app, "GET", "/health", self.health, wire.HealthOut)
         app.add_api_route(
@@ -118,7 +121,14 @@ class _App:
             await self._sessions.end_all()
             if self._scoring is not None:
                 self._scoring.close()
-            self._env.close()
+            await self._close()
+
+    async def _close(self) -> None:
+        lane = Lanes(1, "mrgym-close")
+        done = lane.submit(self._env.close)
+        done.add_done_callback(log_close)
+        lane.close()
+        await asyncio.wait({done}, timeout=CLOSING)
 
     async def _sweep(self) -> None:
         while True:
@@ -146,7 +156,7 @@ class _App:
     ) -> Response:
         """Return a page of tasks with their prompts."""
         assert self._scoring is not None
-        return _answer(request, self._scoring.items.page(split, offset, limit))
+        return _answer(request, await self._scoring.page(split, offset, limit))
 
     async def prompts(self, request: Request) -> Response:
         """Return the prompts of tasks of the client's own."""

@@ -12,12 +12,23 @@ import numpy as np
 from mrgym.errors import WireError
 from mrgym.server.problems import Problem
 
-__all__ = ["JSON", "MSGPACK", "check_plain", "decode", "encode", "plain", "read", "wanted"]
+__all__ = [
+    "JSON",
+    "MSGPACK",
+    "check_plain",
+    "decode",
+    "encode",
+    "plain",
+    "read",
+    "wanted",
+    "why_not_plain",
+]
 
 JSON: Final = "application/json"
 MSGPACK: Final = "application/msgpack"
 _SAME: Final = {JSON: JSON, MSGPACK: MSGPACK, "application/x-msgpack": MSGPACK}
 _DEEPEST: Final = 64
+_BYTES: Final = (bytes, bytearray, memoryview)  # not spelled as text
 _PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 T = TypeVar("T")
 
@@ -108,7 +119,7 @@ def check_plain(value: Any, where: str) -> None:
     Raises:
         Problem: 422 that names the place.
     """
-    reason = _not_plain(value, 0)
+    reason = why_not_plain(value)
     if reason is not None:
         raise Problem(
             422,
@@ -117,6 +128,11 @@ def check_plain(value: Any, where: str) -> None:
             f"bits, at most {_DEEPEST} levels); convert it",
             subject=where,
         )
+
+
+def why_not_plain(value: Any) -> str | None:
+    """Return what JSON and msgpack would change or cannot carry of a value, if anything."""
+    return _not_plain(value, 0)
 
 
 def _not_plain(value: Any, depth: int) -> str | None:
@@ -144,15 +160,22 @@ def plain(info: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     left_out: list[str] = []
     for name, value in info.items():
         try:
-            built = msgspec.to_builtins(value, enc_hook=_plain, str_keys=True)
+            built = msgspec.to_builtins(value, enc_hook=_plain, str_keys=True, builtin_types=_BYTES)
+            built = _as_lists(built)
         except (TypeError, NotImplementedError, RecursionError):
             left_out.append(str(name))
             continue
-        if _not_plain(built, 0) is None:
+        if why_not_plain(built) is None:
             kept[str(name)] = built
         else:
             left_out.append(str(name))
     return kept, left_out
+
+
+def _as_lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _as_lists(item) for key, item in value.items()}
+    return [_as_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _plain(value: Any) -> Any:

@@ -53,7 +53,7 @@ def describe(
         observation_space=describe_space(env.observation_space),
     )
     if isinstance(env, TextEnv):
-        out.max_turns = env.max_turns
+        out.split, out.max_turns = env.split, env.max_turns
         out.conversation = _is_conversation(env)
         out.instruction, out.prefill = env.instruction, env.prefill
     return out
@@ -62,13 +62,18 @@ def describe(
 def prompt_out(env: TextEnv, task: Task) -> PromptOut:
     """Return a task's prompt as it travels."""
     prompt = env.prompt_for(task)
-    return PromptOut(
+    out = PromptOut(
         text=prompt.text,
         messages=list(prompt.messages or []),
         prefill=prompt.prefill,
         chat_only=prompt.chat_only,
-        gold=env.gold_completion(task),
+        gold=None,
     )
+    try:
+        out.gold = env.gold_completion(task)
+    except Exception as error:  # a task can be asked and scored without it
+        out.gold_error = repr(error)
+    return out
 
 
 def _is_conversation(env: TextEnv) -> bool:

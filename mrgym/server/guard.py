@@ -130,7 +130,7 @@ class Guard:
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         length = header(scope, b"content-length")
-        if length.isdigit() and int(length[:20]) > self._config.max_body_bytes:
+        if length.isdecimal() and int(length[:20]) > self._config.max_body_bytes:
             raise self._too_large()
         try:
             async with asyncio.timeout(self._config.body_timeout):

@@ -10,7 +10,7 @@ from mrgym.server.codec import check_plain
 from mrgym.server.describe import prompt_out
 from mrgym.server.problems import Problem
 from mrgym.server.random_state import read_random
-from mrgym.server.schemas import ScoreItem, TaskIn, TaskPrompt, TasksOut
+from mrgym.server.schemas import PromptOut, ScoreItem, TaskIn, TaskPrompt, TasksOut
 from mrgym.tasks import Task, TaskSource
 from mrgym.text import Split, TextEnv
 
@@ -46,14 +46,17 @@ class Items:
         self._check_batch(items)
         return [self._task(item, i) for i, item in enumerate(items)]
 
-    def own_tasks(self, given: Sequence[TaskIn]) -> list[Task]:
-        """Return tasks of the client's own.
+    def prompts(self, given: Sequence[TaskIn]) -> list[PromptOut]:
+        """Return the prompts of tasks of the client's own.
 
         Raises:
             Problem: 422 that names the first that cannot be used.
         """
         self._check_batch(given)
-        return [self._own_task(task, f"tasks[{i}]") for i, task in enumerate(given)]
+        return [
+            prompt_out(self._env, self._own_task(task, f"tasks[{i}]"))
+            for i, task in enumerate(given)
+        ]
 
     def page(self, split: Split, offset: int, limit: int) -> TasksOut:
         """Return a page of a split's tasks.
@@ -63,7 +66,7 @@ class Items:
         """
         source = self._sources[split]
         if source is None:
-            raise Problem(404, "NoTasks", f"tasks: got split {split!r}, expected one with tasks")
+            raise Problem(404, "TaskError", f"tasks: got split {split!r}, expected one with tasks")
         tasks = [source[i] for i in range(min(offset, len(source)), len(source))[:limit]]
         pairs = [TaskPrompt(task, prompt_out(self._env, task)) for task in tasks]
         return TasksOut(len(source), offset, pairs)
@@ -121,6 +124,14 @@ class Items:
                 f"{where}.completion: got {len(item.turns)} turns, expected at most "
                 f"{self._env.max_turns}; send text, or the texts of one conversation",
                 subject=f"{where}.completion",
+            )
+        if item.token_ids and len(item.token_ids) != len(item.turns):
+            raise Problem(
+                422,
+                "InvalidRequest",
+                f"{where}.token_ids: got {len(item.token_ids)} lists for {len(item.turns)} turns, "
+                "expected one a turn; leave them out where there are none",
+                subject=f"{where}.token_ids",
             )
         if item.task is not None:
             return self._own_task(item.task, f"{where}.task")

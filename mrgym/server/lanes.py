@@ -19,6 +19,10 @@ __all__ = ["Lanes"]
 T = TypeVar("T")
 
 
+def _nothing() -> None:
+    return None
+
+
 class _Job:
     """One call, and where its result goes."""
 
@@ -30,15 +34,17 @@ class _Job:
         self.result: Any = None
         self.error: Exception | None = None
 
+    def forget(self, _: asyncio.Future[Any]) -> None:
+        """Drop the call, which may hold a long body, also while it waits behind one that hangs."""
+        self.call = _nothing
+
     def run(self) -> None:
-        if self.future.cancelled():
-            return
         try:
             self.result = self.call()
         except Exception as raised:  # handed to whoever awaits
             self.error = raised
-        except SystemExit as raised:  # environments are told not to, and some do
-            self.error = RuntimeError(f"exit({raised.code!r})")
+        except BaseException as raised:  # whatever it is, the thread must go on
+            self.error = RuntimeError(repr(raised))
 
     def settle(self) -> None:
         if self.future.done():
@@ -71,11 +77,13 @@ class Lanes:
         """Run a call on a thread; from the event loop only."""
         self._loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = self._loop.create_future()
+        job = _Job(call, future)
+        future.add_done_callback(job.forget)
         future.add_done_callback(self._finished)
         self.pending += 1
         if len(self._threads) < min(self._count, self.pending):
             self._start()
-        self._jobs.put(_Job(call, future))
+        self._jobs.put(job)
         return future
 
     def close(self) -> None:

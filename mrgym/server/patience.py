@@ -27,6 +27,23 @@ def patient_protocol(seconds: float) -> type[asyncio.Protocol]:
     return type("PatientProtocol", (_Patience, base), {"head_seconds": seconds})
 
 
+class _Quiet:
+    """A transport that drops what is written after its end.
+
+    uvicorn tells only the last of several requests of a connection that their client has gone.
+    """
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+
 class _Patience(asyncio.Protocol):
     """Stands before a protocol of uvicorn's, whose attributes are named here."""
 
@@ -40,7 +57,7 @@ class _Patience(asyncio.Protocol):
     _upgraded = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
+        super().connection_made(_Quiet(transport))  # type: ignore[arg-type]
         self._expect_head(0)
 
     def data_received(self, data: bytes) -> None:

@@ -32,6 +32,8 @@ class Problem(Exception):  # noqa: N818 - it is an answer as much as an error
         retry_after: int | None = None,
         allow: str | None = None,
     ) -> None:
+        # An environment's words may be no Unicode; an answer always is.
+        message = message.encode(errors="backslashreplace").decode()
         super().__init__(message)
         self.status = status
         self.type = type

@@ -7,7 +7,7 @@ import numpy as np
 from mrgym.errors import RolloutError
 from mrgym.server.problems import Problem
 
-__all__ = ["read_random", "write_random"]
+__all__ = ["read_random", "set_random", "write_random"]
 
 
 def write_random(rng: np.random.Generator) -> str:
@@ -34,22 +34,33 @@ def read_random(text: str | None, where: str) -> np.random.Generator:
         Problem: 422 if it is no state.
     """
     rng = np.random.default_rng(0)
-    if text is None:
-        return rng
-    state, inc, has_uint32, uinteger = (int(part, 16) for part in text.split("-"))
-    # With an even increment the numbers go in small circles, and drawing some never ends.
-    if inc % 2 == 0 or has_uint32 > 1 or uinteger >= 2**32:
+    try:
+        if text is not None:
+            set_random(rng, text)
+    except ValueError as error:
         raise Problem(
             422,
             "InvalidRequest",
             f"{where}: got {text!r}, expected the state of a numpy PCG64 generator as "
             "mrgym.make(...) sends it; leave it out",
             subject=where,
-        )
+        ) from error
+    return rng
+
+
+def set_random(rng: np.random.Generator, text: str) -> None:
+    """Put a generator into the state that :func:`write_random` gave.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    state, inc, has_uint32, uinteger = (int(part, 16) for part in text.split("-"))
+    # With an even increment the numbers go in small circles, and drawing some never ends.
+    if inc % 2 == 0 or has_uint32 > 1 or uinteger >= 2**32:
+        raise ValueError(text)
     rng.bit_generator.state = {
         "bit_generator": "PCG64",
         "state": {"state": state, "inc": inc},
         "has_uint32": has_uint32,
         "uinteger": uinteger,
     }
-    return rng

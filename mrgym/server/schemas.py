@@ -47,7 +47,7 @@ __all__ = [
 PROTOCOL_VERSION = 1
 
 Key: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
-TaskId: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+TaskId: TypeAlias = Annotated[str, msgspec.Meta(min_length=1)]
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Random: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{1,32}(-[0-9a-f]{1,32}){3}$")]
 Turns: TypeAlias = Annotated[list[str], msgspec.Meta(min_length=1)]
@@ -62,7 +62,7 @@ class TaskIn(Request):
 
     prompt: str | Annotated[list[Message], msgspec.Meta(min_length=1)]
     answer: Any = None
-    id: Annotated[str, msgspec.Meta(max_length=512)] = ""
+    id: str = ""
     metadata: dict[str, Any] = {}
 
     def task(self) -> Task:
@@ -71,13 +71,14 @@ class TaskIn(Request):
 
 
 class ScoreItem(Request):
-    """One completion: on a task given whole, or on one of the environment's by its id."""
+    """One completion, with its tokens a turn: on a task given whole, or by its id."""
 
     completion: str | Turns
     task: TaskIn | None = None
     task_id: TaskId | None = None
     split: Split | None = None
     truncated: bool = False
+    token_ids: list[list[Count]] = []
 
     @property
     def turns(self) -> list[str]:
@@ -131,7 +132,10 @@ class StepIn(Request):
 
 
 class ScoreResult(msgspec.Struct, kw_only=True):
-    """The scores of one completion; ``components`` is empty unless ``status`` is ``"ok"``."""
+    """The scores of one completion; ``components`` is empty unless ``status`` is ``"ok"``.
+
+    ``turn_scores`` is what the last turn was measured at, also where another score failed.
+    """
 
     task_id: str
     components: dict[str, float]
@@ -141,6 +145,7 @@ class ScoreResult(msgspec.Struct, kw_only=True):
     error: str | None
     terminated: bool
     truncated: bool
+    turn_scores: dict[str, float] = {}
 
 
 class ScoreOut(msgspec.Struct):
@@ -150,11 +155,11 @@ class ScoreOut(msgspec.Struct):
 
 
 class TurnResult(ScoreResult, kw_only=True):
-    """What the last turn led to; components are there once the episode is over."""
+    """What the last turn led to, and its random numbers' state; components come at the end."""
 
     messages: list[Message]
     answers: list[Message]
-    turn_scores: dict[str, float]
+    random: Random | None = None
 
 
 class TurnsOut(msgspec.Struct):
@@ -164,13 +169,14 @@ class TurnsOut(msgspec.Struct):
 
 
 class PromptOut(msgspec.Struct, kw_only=True):
-    """What a policy is asked, in every form, and a completion that should score full marks."""
+    """What a policy is asked, in every form, and a completion for full marks (or why none)."""
 
     text: str
     messages: list[Message]
     prefill: str
     chat_only: bool
     gold: str | None
+    gold_error: str | None = None
 
 
 class PromptsOut(msgspec.Struct):
@@ -228,7 +234,7 @@ class EnvOut(msgspec.Struct, kw_only=True):
     """What the environment is.
 
     ``conversation`` is true where an episode is more than one completion scored, so that a text
-    environment is driven through ``/turns``. Spaces are described for kind ``"spaces"``.
+    environment is driven through ``/turns``. ``split`` is where ``reset`` draws tasks from.
     """
 
     protocol: int
@@ -237,6 +243,7 @@ class EnvOut(msgspec.Struct, kw_only=True):
     kind: Literal["text", "spaces"]
     components: list[ComponentOut]
     limits: LimitsOut
+    split: Split = "train"
     max_turns: int = 1
     conversation: bool = False
     instruction: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -14,24 +15,24 @@ from mrgym.sampler import Completion
 from mrgym.score import score_completions
 from mrgym.scoring import InlineScorer, Scorer, WorkerScorer
 from mrgym.server.config import ServerConfig
-from mrgym.server.describe import prompt_out
 from mrgym.server.items import Items
 from mrgym.server.lanes import Lanes
 from mrgym.server.metrics import Metrics
 from mrgym.server.problems import Problem, problem_of
-from mrgym.server.random_state import read_random
+from mrgym.server.random_state import read_random, write_random
 from mrgym.server.schemas import (
     PromptOut,
     PromptsIn,
     ScoreIn,
     ScoreItem,
     ScoreResult,
+    TasksOut,
     TurnItem,
     TurnResult,
     TurnsIn,
 )
 from mrgym.tasks import Task
-from mrgym.text import TextEnv
+from mrgym.text import Split, TextEnv
 
 __all__ = ["Scoring"]
 
@@ -69,10 +70,10 @@ class Scoring:
         Raises:
             Problem: If an item cannot be scored (then none is), or there is too much to do.
         """
-        tasks = self.items.tasks(body.items)
+        tasks: list[Task] = []
         results = await self._run(lambda: self._score(body.items, tasks))
         if results is None:
-            results = [ScoreResult(**self._timed_out(task)) for task in tasks]
+            results = [ScoreResult(**self._timed_out(task)) for task in self._asked(tasks)]
         return self._counted(results)
 
     async def turns(self, body: TurnsIn) -> list[TurnResult]:
@@ -81,20 +82,29 @@ class Scoring:
         Raises:
             Problem: As :meth:`score`.
         """
-        tasks = self.items.tasks(body.items)
+        tasks: list[Task] = []
         results = await self._run(lambda: self._play(body.items, tasks))
         if results is None:
-            empty: dict[str, Any] = {"messages": [], "answers": [], "turn_scores": {}}
-            results = [TurnResult(**self._timed_out(task), **empty) for task in tasks]
+            empty: dict[str, Any] = {"messages": [], "answers": []}
+            results = [TurnResult(**self._timed_out(t), **empty) for t in self._asked(tasks)]
         return self._counted(results)
 
     async def prompts(self, body: PromptsIn) -> list[PromptOut]:
         """Return the prompts of tasks, in order.
 
         Raises:
-            Problem: If a task does not fit the environment.
+            Problem: If a task does not fit the environment, or there is too much to do.
         """
-        return [prompt_out(self._env, task) for task in self.items.own_tasks(body.tasks)]
+        return self._asked(await self._run(lambda: self.items.prompts(body.tasks)))
+
+    async def page(self, split: Split, offset: int, limit: int) -> TasksOut:
+        """Return a page of a split's tasks.
+
+        Raises:
+            Problem: If the environment has none, or is too slow.
+        """
+        (page,) = self._asked(await self._run(lambda: [self.items.page(split, offset, limit)]))
+        return page
 
     def close(self) -> None:
         """End the threads and worker processes."""
@@ -117,6 +127,8 @@ class Scoring:
         if done:
             try:
                 return future.result()
+            except Problem:
+                raise
             except Exception as error:
                 raise problem_of(error, getattr(error, "subject", None)) from error
         if started.is_set():
@@ -133,7 +145,19 @@ class Scoring:
             retry_after=1,
         )
 
-    def _score(self, items: Sequence[ScoreItem], tasks: Sequence[Task]) -> list[ScoreResult]:
+    def _asked(self, got: list[T] | None) -> list[T]:
+        """Return what the environment made of tasks, if it did in time."""
+        if got:
+            return got
+        raise Problem(
+            504,
+            "EnvironmentTimeout",
+            f"environment: got no prompts within {self._config.request_timeout:g} s, expected "
+            "some; ask for fewer at a time",
+        )
+
+    def _score(self, items: Sequence[ScoreItem], tasks: list[Task]) -> list[ScoreResult]:
+        tasks += self.items.tasks(items)
         self.items.check_starts(items, tasks)
         try:
             rollouts = score_completions(
@@ -143,12 +167,11 @@ class Scoring:
             raise _placed(error, items, tasks) from error
         return [_result(rollout) for rollout in rollouts]
 
-    def _play(self, items: Sequence[TurnItem], tasks: Sequence[Task]) -> list[TurnResult]:
+    def _play(self, items: Sequence[TurnItem], tasks: list[Task]) -> list[TurnResult]:
+        tasks += self.items.tasks(items)
         self.items.check_starts(items, tasks)
-        states = [
-            self._env.start(task, read_random(item.random, f"items[{i}].random"))
-            for i, (item, task) in enumerate(zip(items, tasks, strict=True))
-        ]
+        rngs = [read_random(item.random, f"items[{i}].random") for i, item in enumerate(items)]
+        states = [self._env.start(task, rng) for task, rng in zip(tasks, rngs, strict=True)]
         said = [_said(item) for item in items]
         last: list[TurnOutcome | None] = [None] * len(items)
         for turn in range(max(map(len, said))):
@@ -161,7 +184,11 @@ class Scoring:
             )
             for i, outcome in zip(live, outcomes, strict=True):
                 last[i] = outcome
-        return [_turn_result(s, o) for s, o in zip(states, last, strict=True) if o is not None]
+        return [
+            _turn_result(state, outcome, write_random(rng))
+            for state, outcome, rng in zip(states, last, rngs, strict=True)
+            if outcome is not None
+        ]
 
     def _timed_out(self, task: Task) -> dict[str, Any]:
         return {
@@ -181,10 +208,18 @@ class Scoring:
 
 
 def _said(item: ScoreItem) -> list[Completion]:
-    turns = [Completion(text) for text in item.turns]
-    if item.truncated:
-        turns[-1] = Completion(turns[-1], stop_reason="length")
-    return turns
+    turns = item.turns
+    return [
+        Completion(
+            text,
+            token_ids=ids,
+            sampler_logprobs=[math.nan] * len(ids),  # not sent, so not to be scored in silence
+            stop_reason="length" if item.truncated and left == 1 else "stop",
+        )
+        for text, ids, left in zip(
+            turns, item.token_ids or [[]] * len(turns), range(len(turns), 0, -1), strict=True
+        )
+    ]
 
 
 def _placed(error: RolloutError, items: Sequence[ScoreItem], tasks: Sequence[Task]) -> Problem:
@@ -219,12 +254,13 @@ def _result(rollout: Rollout) -> ScoreResult:
         error=rollout.error,
         terminated=rollout.terminated,
         truncated=rollout.truncated,
+        turn_scores=rollout.turns[-1].scores,
     )
 
 
-def _turn_result(state: State, outcome: TurnOutcome) -> TurnResult:
+def _turn_result(state: State, outcome: TurnOutcome, random: str) -> TurnResult:
     vector = outcome.vector
-    scores = state.turn_scores[-1] if state.turn_scores else {}
+    scores = state.turn_scores[-1] if len(state.turn_scores) == state.turn else {}
     return TurnResult(
         task_id=state.task.id,
         components=vector.values if vector else {},
@@ -236,5 +272,6 @@ def _turn_result(state: State, outcome: TurnOutcome) -> TurnResult:
         truncated=outcome.truncated,
         messages=state.messages,
         answers=outcome.answers,
+        random=random,
         turn_scores={n: float(s) for n, s in scores.items() if s is not ABSENT},
     )

@@ -52,6 +52,7 @@ class Service(uvicorn.Server):
                 host=config.host,
                 port=config.port,
                 http=patient_protocol(config.body_timeout),
+                ws="auto" if config.protocol == "openenv" else "none",
                 ws_max_size=config.max_body_bytes,
                 log_level="warning",
                 access_log=False,
@@ -153,7 +154,7 @@ def listen(config: ServerConfig) -> socket.socket:
         listener = socket.create_server(
             (config.host.strip("[]"), config.port), family=family, backlog=1024
         )
-    except OSError as error:
+    except (OSError, TypeError) as error:
         raise ConfigError(
             f"mrgym serve: got {config.host}:{config.port} ({error}), expected an address that "
             "is free here; choose another --port"

@@ -106,6 +106,7 @@ class Session:
 
     def end(self) -> asyncio.Future[Any]:
         """Close the environment, once what it is doing is done."""
+        self.broken = self.broken or "it was ended"  # for who waits for the lock
         env = self._env
         done = self._lane.submit(lambda: None if env is None else env.close())
         self._lane.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -12,10 +13,17 @@ from mrgym.server.config import ServerConfig
 from mrgym.server.problems import Problem, problem_of
 from mrgym.server.session import OnStep, Session
 
-__all__ = ["Sessions"]
+__all__ = ["CLOSING", "Sessions", "log_close"]
 
 AnyEnv = MultiRewardEnv[Any, Any]
-_CLOSING: Final = 5.0
+CLOSING: Final = 5.0
+_LOG = logging.getLogger("mrgym.server")
+
+
+def log_close(done: asyncio.Future[Any]) -> None:
+    """Log what an environment raised when it was closed; nobody else is told."""
+    if not done.cancelled() and (error := done.exception()) is not None:
+        _LOG.warning("environment: close raised %r", error)
 
 
 class Sessions:
@@ -56,7 +64,8 @@ class Sessions:
         try:
             return await asyncio.shield(task)
         except Exception:
-            self._by_key.pop(key, None)
+            if self._by_key.get(key) is task:
+                del self._by_key[key]
             raise
 
     def get(self, session_id: str) -> Session:
@@ -81,7 +90,7 @@ class Sessions:
         """End sessions; the place of each is free once its environment is closed."""
         closing = [self._release(session) for session in sessions]
         if closing:
-            await asyncio.wait(closing, timeout=min(_CLOSING, self._config.request_timeout))
+            await asyncio.wait(closing, timeout=min(CLOSING, self._config.request_timeout))
 
     def _release(self, session: Session) -> asyncio.Future[Any]:
         self._open.pop(session.id, None)
@@ -90,6 +99,7 @@ class Sessions:
         self._ending.add(session)
         done = session.end()
         done.add_done_callback(lambda _: self._ending.discard(session))
+        done.add_done_callback(log_close)
         return done
 
     async def sweep(self) -> None:

@@ -7,6 +7,7 @@ dtype are the space's, which both sides know.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,8 @@ def describe_space(space: Space[Any]) -> dict[str, Any]:
         SpaceError: If it is of a type that has no form on the wire.
     """
     kind = type(space).__name__
+    if kind not in _READERS:  # also a subclass, whose values may be others
+        raise _without_form(space)
     match space:
         case TextSpace() | MessagesSpace():
             return {"type": kind, "max_length": space.max_length}
@@ -61,13 +64,18 @@ def describe_space(space: Space[Any]) -> dict[str, Any]:
         case spaces.MultiBinary():
             n = space.n
             return {"type": kind, "n": n if isinstance(n, int) else [*space.shape]}
-        case spaces.Dict():
+        case spaces.Dict() if all(isinstance(key, str) for key in space.spaces):
             return {"type": kind, "spaces": {k: describe_space(s) for k, s in space.items()}}
         case spaces.Tuple():
             return {"type": kind, "spaces": [describe_space(s) for s in space.spaces]}
-    raise SpaceError(
+    raise _without_form(space)
+
+
+def _without_form(space: Space[Any]) -> SpaceError:
+    return SpaceError(
         f"service: got a space {space}, expected text, messages, Box, Discrete, MultiDiscrete, "
-        "MultiBinary, Dict or Tuple of these; flatten it, or serve a wrapped environment"
+        "MultiBinary, Dict (with text as keys) or Tuple of these; flatten it, or serve a wrapped "
+        "environment"
     )
 
 
@@ -103,7 +111,8 @@ _READERS: dict[str, Callable[[dict[str, Any]], Space[Any]]] = {
         d["nvec"], dtype=np.dtype(d["dtype"]).type, start=d["start"]
     ),
     "MultiBinary": lambda d: spaces.MultiBinary(d["n"]),
-    "Dict": lambda d: spaces.Dict({k: read_space(s) for k, s in d["spaces"].items()}),
+    # As pairs, whose order is kept: flattened values and samples depend on it.
+    "Dict": lambda d: spaces.Dict([(k, read_space(s)) for k, s in d["spaces"].items()]),
     "Tuple": lambda d: spaces.Tuple([read_space(s) for s in d["spaces"]]),
 }
 
@@ -149,18 +158,30 @@ def _to_wire(space: Space[Any], value: Any, binary: bool) -> Any:
         pairs = zip(space.spaces, value, strict=True)
         return [_to_wire(s, item, binary) for s, item in pairs]
     if isinstance(space, spaces.Discrete):
-        return int(value)
+        return operator.index(value)
     if isinstance(space, (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)):
         array = np.asarray(value)
         if array.shape != space.shape or not np.can_cast(array.dtype, space.dtype, "same_kind"):
             raise ValueError(f"shape {array.shape}, dtype {array.dtype}")
-        array = array.astype(space.dtype)
+        array = _cast(array, space.dtype)
         return _little(array).tobytes() if binary else _numbers(array)
     if isinstance(space, MessagesSpace):
         return [{"role": m["role"], "content": m["content"]} for m in value]
     if not isinstance(value, str):
         raise TypeError(f"a {type(value).__name__}")
     return str.__str__(value)
+
+
+def _cast(array: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:
+    """Return an array with a dtype; floats may be rounded, but nothing wraps or overflows."""
+    with np.errstate(over="raise"):
+        try:
+            out = array.astype(dtype)
+        except FloatingPointError as error:
+            raise ValueError(str(error)) from error
+    if out.dtype.kind in "iu" and not np.array_equal(out, array):
+        raise ValueError(f"numbers that do not fit {out.dtype}")
+    return out
 
 
 def _from_wire(space: Space[Any], data: Any) -> Any:

@@ -273,7 +273,7 @@ def test_text_that_is_no_unicode_is_refused_here(math_service):
     client = Client(math_service.url)
     item = ScoreItem(completion="\ud800", task_id="x")
     with pytest.raises(mrgym.WireError, match="got a value that cannot be sent"):
-        client.score([item], 10)
+        client.score([item], client.describe().limits)
 
 
 def test_an_unknown_field_of_a_newer_service_is_no_harm():

@@ -16,6 +16,8 @@ from mrgym.server.space_wire import describe_space, read_space, value_from_wire,
 from mrgym.spaces import MessagesSpace, TextSpace
 from mrgym.stepwise import as_text_env
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*of info have no form on the wire")
+
 SPACES = [
     gym.spaces.Box(-1, 1, (2, 3), np.float32),
     gym.spaces.Box(-np.inf, np.inf, (4,), np.float64),
