@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
+from typing import NoReturn
 
 import typer
 
 from mrgym.cli.check import check
 from mrgym.cli.doctor import doctor
+from mrgym.cli.ending import end_process
 from mrgym.cli.eval import evaluate
 from mrgym.cli.list import list_environments
 from mrgym.cli.report import report
@@ -66,4 +69,12 @@ def main() -> None:
         app(standalone_mode=True)
     except MrgymError as error:
         sys.stderr.write(f"error: {error}\n")
-        sys.exit(1 if isinstance(error, _WHILE_RUNNING) else 2)
+        _exit(1 if isinstance(error, _WHILE_RUNNING) else 2)
+    except SystemExit as end:
+        _exit(end.code)
+
+
+def _exit(code: str | int | None) -> NoReturn:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and isinstance(code, int):
+        end_process(code)
+    sys.exit(code)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import mrgym
+from mrgym.cli.ending import end_process
 from mrgym_trainers import GDPOConfig, GDPOTrainer
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -125,7 +126,7 @@ def main():
             (out / f"{name}-{RANK}.json").write_text(json.dumps(trainer.history))
     except mrgym.MrgymError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        sys.exit(3)
+        end_process(3)
 
 
 if __name__ == "__main__":
