@@ -31,7 +31,7 @@ def main() -> None:
         args=GRPOConfig(
             output_dir=args.out,
             max_steps=args.steps,
-            logging_steps=10,
+            logging_steps=max(args.steps // 10, 1),
             per_device_train_batch_size=64,
             num_generations=8,
             max_completion_length=48,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import datetime
 import os
+import subprocess
+import sys
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch starts its threads
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -337,3 +340,14 @@ def test_a_conversation_that_outgrows_the_model_is_refused(tokenizer, tmp_path):
 def test_several_turns_without_the_rollout_function_are_refused(tokenizer, tmp_path):
     with pytest.raises(RolloutError, match="up to 3, expected whole rollouts"):
         train(Guess(), tokenizer, tmp_path)
+
+
+@pytest.mark.slow
+def test_the_example_trains(tmp_path):
+    example = Path(__file__).parents[2] / "examples" / "trl_grpo.py"
+    command = [sys.executable, example, "--steps", "3", "--out", tmp_path / "out"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    shown = [line.split() for line in done.stdout.splitlines() if "->" in line]
+    assert [words[0] for words in shown] == ["correctness", "format", "integer"]
+    assert all(0 <= float(number) <= 1 for words in shown for number in (words[1], words[3]))
