@@ -90,7 +90,7 @@ def spec(env_id: str) -> EnvSpec:
     Raises:
         RegistryError: If the id is unknown; suggests the nearest one.
     """
-    if env_id.startswith(("http://", "https://")):
+    if "://" in env_id:  # of another scheme too: connecting refuses it by its name
         return EnvSpec(env_id, "mrgym.remote:connect", {"url": env_id})
     if ":" in env_id:
         return EnvSpec(env_id, env_id)
@@ -114,13 +114,13 @@ def make(env_id: str, /, **kwargs: Any) -> AnyEnv:
     """Return a new environment.
 
     Args:
-        env_id: A registered id, ``"pkg.module:Class"``, or ``"http://host:port"`` of a service
-            (``mrgym serve``), whose environment is then driven from here.
-        **kwargs: Arguments of the environment; of a service ``token``, ``timeout``, ``retries``.
+        env_id: A registered id, ``"pkg.module:Class"``, or ``"http://host:port"`` of a service.
+        **kwargs: Arguments of the environment; of a service ``token``, ``timeout``, ``retries``,
+            ``format``, ``tasks``, ``eval_tasks`` (see :func:`mrgym.remote.connect`).
 
     Raises:
-        RegistryError: If it is unknown, cannot be imported, does not take an argument, or is
-            not a ``MultiRewardEnv``.
+        RegistryError: If it is unknown, cannot be imported, refuses an argument, or is no
+            ``MultiRewardEnv``; for an address of another kind, ConfigError.
     """
     return _build(spec(env_id), kwargs)
 

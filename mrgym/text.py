@@ -177,12 +177,15 @@ class TextEnv(MultiRewardEnv[str, str]):
             )
         if split not in self._sources:
             train, held_out = self._load_splits(split)
+            sources = dict(self._sources)
             if train is not None:
-                self._sources["train"] = train
+                sources["train"] = train
             if held_out is not None:
-                self._sources["eval"] = held_out
-            if len(self._sources) == 2:
-                check_disjoint(self._sources["train"], self._sources["eval"])
+                sources["eval"] = held_out
+            if len(sources) == 2:
+                check_disjoint(sources["train"], sources["eval"])
+            self._sources = sources
+            if len(sources) == 2:
                 # What was given is spent (it may have been a generator, which cannot be pickled).
                 self._given = {"train": None, "eval": None}
         return self._sources[split]

@@ -56,7 +56,8 @@ def create_app(
     Args:
         env_or_factory: An id, an environment (copied for each session), or what makes one.
         max_concurrent_envs: Most sessions at a time.
-        session_timeout: Seconds after which an idle session is closed.
+        session_timeout: Seconds after which OpenEnv ends an idle session; one whose WebSocket is
+            open it keeps.
 
     Raises:
         MissingExtraError: If openenv is not installed.

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import pydantic
 import typer
 
+from mrgym.cli.ending import end_process
 from mrgym.cli.options import EnvArgs, EnvName, EvalTasks, Tasks, env_kwargs
 from mrgym.errors import ConfigError, MissingExtraError
 from mrgym.registry import make
@@ -38,6 +39,7 @@ class ScoringKind(StrEnum):
 
 
 def serve(
+    context: typer.Context,
     env: EnvName,
     host: Annotated[
         str, typer.Option(help="Address; any but a loopback one needs a token.")
@@ -71,6 +73,7 @@ def serve(
 ) -> None:
     """Serve an environment over HTTP; drive it with mrgym.make("http://host:port")."""
     config = _config(
+        context,
         host=host,
         port=port,
         protocol=protocol.value,
@@ -87,9 +90,9 @@ def serve(
         score_deadline=score_deadline,
         drain_timeout=drain_timeout,
     )
+    config.check_effects()
     config.check_exposure()
     try:
-        from mrgym.server.serve import end_process
         from mrgym.server.serve import serve as run
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("mrgym"):
@@ -116,12 +119,17 @@ def _token(path: Path | None) -> str | None:
         ) from error
 
 
-def _config(**values: Any) -> ServerConfig:
+def _config(context: typer.Context, **values: Any) -> ServerConfig:
     try:
-        return ServerConfig(**values)
+        return ServerConfig(**{n: v for n, v in values.items() if _is_given(context, n)})
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         option = "--" + str(first["loc"][0]).replace("_", "-")
         raise ConfigError(
             f"{option}: got {first['input']!r}, expected otherwise ({first['msg']}); change it"
         ) from error
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is None or source.name != "DEFAULT"  # the token is no parameter

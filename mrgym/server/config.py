@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
@@ -12,6 +12,17 @@ from mrgym.errors import ConfigError
 __all__ = ["ServerConfig"]
 
 _SHORTEST_TOKEN = 16
+# What has an effect under some protocols only; everything else has one under all of them.
+_HOLDS_FOR: Final = {
+    "max_sessions": ("mrgym", "openenv"),
+    "idle_timeout": ("mrgym", "openenv"),
+    "max_batch": ("mrgym",),
+    "scoring": ("mrgym", "nemo-gym"),
+    "score_threads": ("mrgym",),
+    "score_workers": ("mrgym", "nemo-gym"),
+    "score_deadline": ("mrgym", "nemo-gym"),
+}
+_OF_WORKERS: Final = ("score_workers", "score_deadline")
 
 
 class ServerConfig(BaseModel):
@@ -64,6 +75,27 @@ class ServerConfig(BaseModel):
     def secret(self) -> str | None:
         """The token as text."""
         return None if self.token is None else self.token.get_secret_value()
+
+    def check_effects(self) -> None:
+        """Refuse what was set although it changes nothing here.
+
+        Raises:
+            ConfigError: If the protocol, or scoring in threads, has no use for a setting.
+        """
+        for name in (n for n in _HOLDS_FOR if n in self.model_fields_set):
+            option = "--" + name.replace("_", "-")
+            if self.protocol not in _HOLDS_FOR[name]:
+                raise ConfigError(
+                    f"{option}: got {getattr(self, name)} under --protocol {self.protocol}, where "
+                    f"it has no effect, expected --protocol {' or '.join(_HOLDS_FOR[name])}; leave "
+                    "it out"
+                )
+            if name in _OF_WORKERS and self.scoring != "workers":
+                raise ConfigError(
+                    f"{option}: got {getattr(self, name)} under --protocol {self.protocol} without "
+                    "--scoring workers, where it has no effect, expected both; add --scoring "
+                    "workers or leave it out"
+                )
 
     def check_exposure(self) -> None:
         """Refuse to be reachable from other machines without a token worth the name.

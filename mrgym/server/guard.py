@@ -58,6 +58,7 @@ class Guard:
         metrics: Where requests are counted.
         switch: Shared with the server, which turns it when the service is to end.
         metrics_path: Where metrics are answered here, for applications that do not.
+        answer_within: Seconds one may take to answer, likewise.
     """
 
     def __init__(
@@ -67,12 +68,14 @@ class Guard:
         metrics: Metrics,
         switch: Switch,
         metrics_path: str | None = None,
+        answer_within: float | None = None,
     ) -> None:
         self._app = app
         self._config = config
         self._metrics = metrics
         self._switch = switch
         self._metrics_path = metrics_path
+        self._answer_within = answer_within
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request, a WebSocket, or the lifespan."""
@@ -117,7 +120,21 @@ class Guard:
         if scope["path"] == self._metrics_path and scope["method"] == "GET":
             await answer.text(self._metrics.text())
             return
-        await self._app(scope, _replayed(body, receive), answer)
+        await self._answered(scope, _replayed(body, receive), answer)
+
+    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with asyncio.timeout(self._answer_within) as limit:
+                await self._app(scope, receive, send)
+        except TimeoutError:
+            if not limit.expired():  # one of the application's own
+                raise
+            raise Problem(
+                504,
+                "EnvironmentTimeout",
+                f"environment: got no answer within {self._answer_within:g} s, expected one; ask "
+                "for less at a time, or serve with a larger --request-timeout",
+            ) from None
 
     def _check_token(self, scope: Scope) -> None:
         if not authorised(header(scope, b"authorization"), self._config.secret):

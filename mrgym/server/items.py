@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +15,7 @@ from mrgym.server.schemas import PromptOut, ScoreItem, TaskIn, TaskPrompt, Tasks
 from mrgym.tasks import Task, TaskSource
 from mrgym.text import Split, TextEnv
 
-__all__ = ["Items"]
-
+__all__ = ["Items", "load_splits"]
 
 _SPLITS: tuple[Split, ...] = ("train", "eval")
 
@@ -26,15 +26,17 @@ class Items:
     Args:
         env: The environment; its tasks are loaded here.
         max_batch: Most items of a request.
+
+    Raises:
+        TaskError: If tasks cannot be loaded; see :func:`load_splits`.
     """
 
     def __init__(self, env: TextEnv, max_batch: int) -> None:
         self._env = env
         self._max_batch = max_batch
-        self._sources = {split: _source(env, split) for split in _SPLITS}
+        self._sources = load_splits(env)
         self._tasks = {
-            split: {task.id: task for task in source or ()}
-            for split, source in self._sources.items()
+            split: {task.id: task for task in self._sources.get(split, ())} for split in _SPLITS
         }
 
     def tasks(self, items: Sequence[ScoreItem]) -> list[Task]:
@@ -64,7 +66,7 @@ class Items:
         Raises:
             Problem: 404 if the environment has none.
         """
-        source = self._sources[split]
+        source = self._sources.get(split)
         if source is None:
             raise Problem(404, "TaskError", f"tasks: got split {split!r}, expected one with tasks")
         tasks = [source[i] for i in range(min(offset, len(source)), len(source))[:limit]]
@@ -74,7 +76,7 @@ class Items:
     @property
     def counts(self) -> dict[str, int]:
         """Number of tasks by split."""
-        return {s: len(source) for s, source in self._sources.items() if source is not None}
+        return {split: len(source) for split, source in self._sources.items()}
 
     def check_starts(self, items: Sequence[ScoreItem], tasks: Sequence[Task]) -> None:
         """Refuse tasks of the client's own that no episode can start on, by their position."""
@@ -162,8 +164,39 @@ class Items:
         return task
 
 
-def _source(env: TextEnv, split: Split) -> TaskSource | None:
-    try:
-        return env.task_source(split)
-    except TaskError:
-        return None
+def load_splits(env: TextEnv) -> dict[Split, TaskSource]:
+    """Return the tasks of every split, loaded; none where an environment defines none.
+
+    One split of an environment's own may be missing, which is said aloud; tasks that were given
+    must load whole.
+
+    Raises:
+        TaskError: If given tasks are broken, or no split of the environment's own loads.
+    """
+    if _defines_none(env):
+        return {}
+    must_load = _were_given(env)
+    loaded: dict[Split, TaskSource] = {}
+    errors: list[TaskError] = []
+    for split in _SPLITS:
+        try:
+            loaded[split] = env.task_source(split)
+        except TaskError as error:
+            if must_load:
+                raise
+            errors.append(error)
+    if not loaded:
+        raise errors[0]
+    for missing in errors:
+        warnings.warn(f"{env.contract_name}: a split is not served ({missing})", stacklevel=2)
+    return loaded
+
+
+def _defines_none(env: TextEnv) -> bool:
+    own = type(env)
+    is_bare = own.tasks is TextEnv.tasks and own.task_source is TextEnv.task_source
+    return is_bare and not env._sources and not _were_given(env)
+
+
+def _were_given(env: TextEnv) -> bool:
+    return any(tasks is not None for tasks in env._given.values())

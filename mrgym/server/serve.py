@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -16,12 +14,15 @@ import uvicorn
 from mrgym.env import MultiRewardEnv
 from mrgym.errors import ConfigError
 from mrgym.scoring import WorkerScorer
+from mrgym.server import create_app
 from mrgym.server.config import ServerConfig
 from mrgym.server.guard import App, Guard, Switch
+from mrgym.server.items import load_splits
 from mrgym.server.metrics import Metrics
 from mrgym.server.patience import patient_protocol
+from mrgym.text import TextEnv
 
-__all__ = ["Service", "build_app", "end_process", "listen", "serve"]
+__all__ = ["Service", "build_app", "listen", "serve"]
 
 AnyEnv = MultiRewardEnv[Any, Any]
 
@@ -90,22 +91,33 @@ class Service(uvicorn.Server):
 def build_app(env: AnyEnv | Callable[[], AnyEnv], config: ServerConfig) -> tuple[App, Switch]:
     """Return the application of a protocol behind the guard, and the switch that drains it."""
     if config.protocol == "mrgym":
-        from mrgym.server.app import make_app
-
-        own = make_app(env, config)
+        own = create_app(env, config)
         return own, own.state.switch
     switch = Switch()
     app = _adapted(env, config)
-    return Guard(app, config, Metrics(), switch, metrics_path="/metrics"), switch
+    guard = Guard(
+        app,
+        config,
+        Metrics(),
+        switch,
+        metrics_path="/metrics",
+        answer_within=config.request_timeout,
+    )
+    return guard, switch
 
 
 def _adapted(env: AnyEnv | Callable[[], AnyEnv], config: ServerConfig) -> App:
+    made = env if isinstance(env, MultiRewardEnv) else env()
+    if isinstance(made, TextEnv):
+        load_splits(made)
     if config.protocol == "nemo-gym":
         nemo_gym: Any = import_module("mrgym.adapters.nemo_gym")
         scorer = None
         if config.scoring == "workers":
             scorer = WorkerScorer(config.score_workers, config.score_deadline)
-        return nemo_gym.create_app(env, scorer=scorer)  # type: ignore[no-any-return]
+        return nemo_gym.create_app(made, scorer=scorer)  # type: ignore[no-any-return]
+    if isinstance(made, MultiRewardEnv) and made is not env:
+        made.close()  # each session makes its own
     adapter: Any = import_module("mrgym.adapters.openenv")
     limits = {"max_concurrent_envs": config.max_sessions, "session_timeout": config.idle_timeout}
     return adapter.create_app(env, **limits)  # type: ignore[no-any-return]
@@ -125,22 +137,19 @@ def serve(
         announce: Called with the URL once the service listens.
 
     Raises:
-        ConfigError: If the address needs a token, or cannot be listened on.
+        ConfigError: If the address needs a token, or cannot be listened on, or a setting has no
+            effect.
+        TaskError: If the environment's tasks cannot be loaded.
+        MissingExtraError: If a package that the protocol needs is not installed.
     """
     config = config or ServerConfig()
+    config.check_effects()
     config.check_exposure()
     listener = listen(config)
     app, switch = build_app(env, config)
     service = Service(app, switch, config, lambda: announce(_url(config, listener)))
     service.run(sockets=[listener])
     return 0 if service.started else 1
-
-
-def end_process(code: int) -> None:
-    """End the process, also where an environment hangs in a thread."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def listen(config: ServerConfig) -> socket.socket:

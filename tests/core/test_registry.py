@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import subprocess
 import sys
@@ -12,7 +13,9 @@ import pytest
 from gymnasium import spaces
 
 import mrgym
+import mrgym.remote
 from mrgym import RegistryError, registry
+from mrgym.errors import ConfigError, RemoteError
 
 
 class Coin(mrgym.MultiRewardEnv[int, int]):
@@ -129,6 +132,20 @@ class TestUnknown:
     def test_a_path_that_leads_nowhere_is_an_error(self, path, said):
         with pytest.raises(RegistryError, match=said):
             mrgym.make(path)
+
+    @pytest.mark.parametrize("address", ["ftp://host/x", "HTTPX://host", "://host", "file:///x"])
+    def test_an_address_of_another_kind_is_refused_as_one(self, address):
+        with pytest.raises(ConfigError, match=r"got address .*, expected http://host:port or"):
+            mrgym.make(address)
+
+    def test_the_docstring_names_every_argument_of_a_service(self):
+        names = [*inspect.signature(mrgym.remote.connect).parameters][1:]
+        assert [name for name in names if f"``{name}``" not in mrgym.make.__doc__] == []
+
+    @pytest.mark.parametrize("address", ["HTTP://127.0.0.1:1", "Https://127.0.0.1:1"])
+    def test_the_case_of_an_addresss_scheme_does_not_matter(self, address):
+        with pytest.raises(RemoteError, match=r"got ConnectError"):
+            mrgym.make(address, retries=0)
 
     @pytest.mark.parametrize(
         ("body", "error"),

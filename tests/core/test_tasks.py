@@ -169,6 +169,12 @@ class TestSplit:
         with pytest.raises(TaskError, match=r"1 eval tasks"):
             check_disjoint(TaskSource([Task("a", "1")]), TaskSource([Task("a", "2")]))
 
+    def test_an_overlap_is_refused_whoever_asks_again(self):
+        env = mrgym.from_functions([Task("a")], {"one": lambda t, c: 1.0}, eval_tasks=[Task("a")])
+        for split in ("train", "eval", "train"):
+            with pytest.raises(TaskError, match="stand in"):
+                env.task_source(split)
+
     def test_an_environment_that_overlaps_is_refused(self):
         class Leaky(mrgym.SingleTurnEnv):
             def tasks(self, split):

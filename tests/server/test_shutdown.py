@@ -109,3 +109,8 @@ def test_a_bad_address_or_option_is_one_line(start):
     process, _ = start("--max-sessions", "0")
     assert process.wait(30) == 2
     assert process.stderr.read().startswith("error: --max-sessions: got 0")
+    process, _ = start("--tasks", "nope.jsonl")
+    assert process.wait(30) == 2
+    assert process.stderr.read() == (
+        "error: nope.jsonl: got no file, expected a JSONL file of tasks; check the path\n"
+    )
