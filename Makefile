@@ -50,7 +50,7 @@ export OMP_WAIT_POLICY ?= passive
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help train test test-quick test-peers test-vllm test-gpu lint format check install constraints clean
+.PHONY: help train test test-quick test-peers test-vllm test-gpu lint format check install install-peers install-vllm constraints clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*##/\1\t/p' Makefile | expand -t 14
@@ -106,6 +106,10 @@ format: $(INSTALLED)  ## Mend what ruff can mend
 check: lint test  ## What CI runs: lint, then test
 
 install: $(INSTALLED)  ## Set up .venv and nothing else
+
+install-peers: $(PEERS_INSTALLED)
+
+install-vllm: $(VLLM_INSTALLED)
 
 # The first Python that will do, of those a venv may be made with.
 define find_python
